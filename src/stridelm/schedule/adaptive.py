@@ -71,8 +71,6 @@ class _Load:
     """Depth and least chance."""
     rows: int = NEVER
     """Of a step of that choice, as padded."""
-    pause: int = PAUSE
-    """Steps since the choice was made."""
     unprobed: int = 0
     """Steps since the last probe."""
     interval: int = SOONEST
@@ -205,7 +203,9 @@ class Adaptive:
         for step in landed:
             latest = self._look(*step) or latest
         if latest is not None and (self._standing >= PAUSE or self._young):
-            readers, load = latest
+            readers, load, context = latest
+            if self._standing >= PAUSE:
+                self._choose(load, readers, context)
             readers.write(self.acceptance.allowed(readers, *load.choice), anew=self._standing >= PAUSE)
             self._young, self._standing = False, self._standing % PAUSE
         if self._probing is not None and self._probing.awaited is None:
@@ -219,8 +219,9 @@ class Adaptive:
 
     def _look(
         self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None
-    ) -> tuple[Readers, _Load] | None:
-        """At one step. Returns its requests, and what is done at as many; None if no depth was chosen."""
+    ) -> tuple[Readers, _Load, int] | None:
+        """At one step. Returns its requests, what is done at as many, and the tokens that attention read; None if no
+        depth was chosen."""
         free, requests, others = spans, [span.request for span in spans], None
         if not self._is_plain(spans, requests):
             others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
@@ -242,7 +243,7 @@ class Adaptive:
         load = self._load(count)
         step = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
         step = StepShape(count, self._padded(count, step.rows, depth), depth, step.context)
-        if seconds is not None and load.pause + 1 >= PAUSE and self.cost.knows_decodes:
+        if seconds is not None and self._standing + 1 >= PAUSE and self.cost.knows_decodes:
             expected = self.cost.one(step), self._tokens(readers, depths_R)
             self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
         self._standing += 1
@@ -255,8 +256,10 @@ class Adaptive:
             probed = tried if tried == load.awaited else None
             first = probed is not None and self.cost.untried(count, deepest) is not None
             self.cost.note(step, seconds, tried)
-            self._consider(load, readers, step.context, probed, first=first)
-        return readers, load
+            load.unprobed += 1
+            if probed is not None:
+                self._probed(load, readers, step.context, probed, first=first)
+        return readers, load, step.context
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
         """Whether the step only decodes, and the policy has a say in all of its depths."""
@@ -324,23 +327,23 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
         return len(depths_R) + float(chances_RD[drafted_RD].sum())
 
-    def _consider(self, load: _Load, readers: Readers, context: int, probed: int | None, *, first: bool) -> None:
-        """Choose anew if it is time to. probed: the depth that the step which has landed tried, if it did. first: that
-        was not to find out whether the choice is still right, but because some depth was never tried."""
-        load.pause, load.unprobed = load.pause + 1, load.unprobed + 1
-        if probed is not None:
-            load.probed, load.awaited, load.unprobed = probed, None, 0
-        elif load.pause < PAUSE:
-            return
-        if not self.cost.knows_decodes:
-            return
+    def _probed(self, load: _Load, readers: Readers, context: int, depth: int, *, first: bool) -> None:
+        """A step that probed a depth has landed: choose anew. first: that was not to find out whether the choice is
+        still right, but because the depth was never tried."""
         before = load.choice[0]
-        load.choice, load.rows = self._best(readers, context, drafts=bool(before))
-        load.pause, self._latest, self._standing = 0, load.choice, PAUSE
+        load.probed, load.awaited, load.unprobed = depth, None, 0
+        self._choose(load, readers, context)
         if load.choice[0] != before:
             load.interval = max(SOONEST, load.interval // AGAIN)
-        elif probed is not None and not first:
+        elif not first:
             load.interval = min(2 * load.interval, LATEST)
+        self._standing = PAUSE
+
+    def _choose(self, load: _Load, readers: Readers, context: int) -> None:
+        """Choose anew what is done with about as many requests."""
+        if self.cost.knows_decodes:
+            load.choice, load.rows = self._best(readers, context, drafts=bool(load.choice[0]))
+            self._latest = load.choice
 
     def _best(self, readers: Readers, context: int, *, drafts: bool) -> tuple[tuple[int, float], int]:
         """(depth, least chance) with the highest rate, and the rows of a step with it, as padded. drafts: whether steps
