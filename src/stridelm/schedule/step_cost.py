@@ -8,7 +8,10 @@ whose coefficients are fitted online (least squares, older steps counting less).
 steps know the stairs, which come from captured sizes, tiles and caches, and a mixture whose first rows are the dearest.
 They are remembered as times and not as ratios to the function, since that goes on changing while they are not seen.
 Times are those of a machine at its usual speed: what slows all steps down for a while, such as other work on the
-machine, is told apart from what makes one kind of them slower, so that depths remain comparable.
+machine, is told apart from what makes one kind of them slower, so that depths remain comparable. A step that comes
+after one of another depth, or after one with prompts, may take longer, since caches hold what the other one needed. By
+how much is learnt from the step after it, and left out of what its kind takes: otherwise depths that are only tried now
+and then would look dear.
 
 Prompt rows have a price of their own: a step with them takes what its decodes would take alone, and a line over its
 prompt rows, which is fitted to the last few steps that had any. They are kept as they were measured, so that the line
@@ -33,7 +36,7 @@ from stridelm.schedule.step_shape import StepShape
 
 MEMORY = 0.995
 """Weight of a step relative to the next one's in the fit."""
-FASTER, APART = 0.01, 0.003
+FASTER, APART = 0.01, 0.0006
 """By how much the doubt about the machine's speed, and about what steps of one kind take relative to it, grows with
 each step: as shares of the variance of one step's time."""
 FEW = 2.0
@@ -66,6 +69,10 @@ CHEAPEST = 0.1
 RIDGE, OF_REQUESTS = 1e-6, 3e-3
 """What holds coefficients down, and more so that of requests: where only one number of them was seen, what they take is
 taken to be the step's own."""
+USUAL, STEP_MEMORY = 0.05**2, 0.99
+"""What that variance is taken to be at first, and the weight of a step relative to the next one's in it."""
+SWITCH_MEMORY = 0.97
+"""Weight of a step that came after one of another kind, relative to the next such one, in what that adds."""
 SWEEPS = 100
 """Over the coefficients, at each fit; each fit starts from the last one."""
 FEATURES = 6
@@ -89,13 +96,17 @@ class StepCost:
         self._alike = np.zeros((*STAIRS, 5))
         """Of steps that are alike: how many, at most MOST; means of their seconds at speed 1 and of the tokens read;
         the doubt about these seconds when the last of them was noted, and its number."""
-        self._speed = np.array([1.0, 1.0, 0.0])
-        """By what factor steps take longer just now; the doubt about it; how many steps were noted."""
+        self._speed = np.array([1.0, 1.0, 0.0, 0.0, np.nan, USUAL])
+        """By what factor steps take longer just now; the doubt about it; how many steps were noted; the logarithm of
+        the factor by which those take longer that come after one of another kind; of that by which the latest step did,
+        if it was such a one and of a known kind; and the variance of the logarithm of one step's time."""
         self._price = np.zeros(4)
         """What the price of a token that is read is computed from: how many steps, and sums over them of tokens times
         tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
-        self._noted: list[tuple[int, int, int, int, float]] = []
-        """Steps that are not in the fit yet."""
+        self._noted: list[tuple[int, int, int, int, float, bool]] = []
+        """Steps that are not in the fit yet, and whether each came after one of another kind."""
+        self._latest: tuple[int, bool] | None = None
+        """The latest step's depth, and whether it had prompt rows."""
         self._begun: dict[int, set[int]] = {}
         """Class of requests -> depths that a step had with about as many."""
         self._tried: dict[int, set[int]] = {}
@@ -111,6 +122,8 @@ class StepCost:
 
         The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then.
         """
+        kind = step.depth, step.prompt > 0
+        switched, self._latest = self._latest not in (None, kind), kind
         if tried is not None and not _add(self._begun, step.requests, tried):
             return
         if step.prompt:
@@ -118,7 +131,7 @@ class StepCost:
                 seconds = min(seconds, OUTLIER * self.one(step))
             self._prompts.append((step.requests, step.rows, step.depth, step.context, step.prompt, seconds))
         else:
-            self._noted.append((step.requests, step.rows, step.depth, step.context, seconds))
+            self._noted.append((step.requests, step.rows, step.depth, step.context, seconds, switched))
             if len(self._noted) >= LAZY:
                 self._learn()
         self._line = None
@@ -134,6 +147,11 @@ class StepCost:
     def knows_decodes(self) -> bool:
         """Whether any step without prompt rows has been noted."""
         return bool(self._noted or self._weights_F.any())
+
+    @property
+    def switching(self) -> float:
+        """By what share a step takes longer that comes after one of another kind."""
+        return math.expm1(self._speed[3])
 
     @property
     def knows_prompts(self) -> bool:
@@ -160,6 +178,14 @@ class StepCost:
         steps = np.empty((rows.size, 4))
         steps[:, 0], steps[:, 1], steps[:, 2], steps[:, 3] = requests, rows.ravel(), depths.ravel(), context
         return _predicted(steps, *self._known).reshape(rows.shape)
+
+    def doubts(self, requests: int, rows: np.ndarray, depths: np.ndarray) -> np.ndarray:
+        """Standard deviations of what is known of such steps' times, as shares of these; without what is not known of
+        the machine's speed, which they have in common."""
+        self._learn()
+        steps = np.zeros((len(rows), 4))
+        steps[:, 0], steps[:, 1], steps[:, 2] = requests, rows, depths
+        return _doubts(steps, self._alike, self._speed)
 
     def _decodes(self, step: StepShape) -> float:
         """Of the step without its prompt rows."""
@@ -260,17 +286,27 @@ def _predicted(steps_N4, weights_F, alike, price, speed):
 
 
 @nb.njit(cache=True)
-def _learn(steps_N5, moments_FF, target_F, weights_F, alike, price, speed):
+def _doubts(steps_N4, alike, speed):
+    doubts_N = np.empty(len(steps_N4))
+    for n in range(len(steps_N4)):
+        mean = alike[_place(steps_N4[n])]
+        doubts_N[n] = math.sqrt(speed[5] * (mean[3] + APART * (speed[2] - mean[4]) if mean[0] else 1.0))
+    return doubts_N
+
+
+@nb.njit(cache=True)
+def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, speed):
     """Take steps into the fit, the means of those that are like them, the price of tokens, and the machine's speed."""
     if weights_F.any():
-        expected_N = _predicted(steps_N5, weights_F, alike, price, speed)
-        for n in range(len(steps_N5)):
-            steps_N5[n, 4] = min(steps_N5[n, 4], OUTLIER * expected_N[n])
-    for n in range(len(steps_N5)):
-        context, seconds = steps_N5[n, 3], _remember(steps_N5[n], alike, price, speed)
+        expected_N = _predicted(steps_N6[:, :4], weights_F, alike, price, speed)
+        for n in range(len(steps_N6)):
+            if alike[_place(steps_N6[n])][0]:  # what is expected of others may be far off
+                steps_N6[n, 4] = min(steps_N6[n, 4], OUTLIER * expected_N[n])
+    for n in range(len(steps_N6)):
+        context, seconds = steps_N6[n, 3], _remember(steps_N6[n], alike, price, speed)
         # Relative errors count: each equation is divided by the step's time.
         rest = max(0.1 * seconds, seconds - _each(price) * context)
-        features_F = _features(steps_N5[n]) / rest
+        features_F = _features(steps_N6[n]) / rest
         for f in range(FEATURES):
             target_F[f] = MEMORY * target_F[f] + features_F[f]
             for g in range(FEATURES):
@@ -291,15 +327,22 @@ def _remember(step, alike, price, speed):
     mean = alike[_place(step)]
     speed[2] += 1.0
     speed[1] += FASTER
+    usual, speed[4] = speed[4], np.nan  # of the step before
     if not mean[0]:
-        seconds = step[4] / speed[0]
+        seconds = step[4] / speed[0] / (math.exp(speed[3]) if step[5] else 1.0)
         mean[:] = np.array([1.0, seconds, context, 1.0, speed[2]])
         return seconds
     doubt = mean[3] + APART * (speed[2] - mean[4])
     more = context - mean[2]
     expected = max(0.1 * mean[1], mean[1] + _each(price) * more)
     longer = math.log(step[4] / (speed[0] * expected))
+    if step[5]:
+        speed[4] = longer
+        longer -= speed[3]
+    elif not math.isnan(usual):
+        speed[3] = max(0.0, SWITCH_MEMORY * speed[3] + (1.0 - SWITCH_MEMORY) * min(max(usual - longer, -1.0), 1.0))
     if doubt < KNOWN:
+        speed[5] = STEP_MEMORY * speed[5] + (1.0 - STEP_MEMORY) * min(longer**2, 1.0)
         longer = min(max(longer, -math.log(LATE)), math.log(LATE))
     seconds = expected * math.exp(longer)
     price[:] = MEMORY * price + np.array([1.0, more**2, more * (seconds - mean[1]), (seconds - mean[1]) ** 2])

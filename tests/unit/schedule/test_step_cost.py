@@ -7,6 +7,7 @@ import random
 import statistics
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from stridelm.schedule.prompt_rows import LONGEST, PATIENCE, Timed
@@ -207,7 +208,7 @@ def test_a_slower_machine_is_slower_at_everything(slower: float) -> None:
         cost.note(plain, slower * 2e-3)
     assert cost.one(plain) == pytest.approx(slower * 2e-3, rel=0.05)
     assert 0.5 < math.log(cost.one(deep) / 3e-3) / math.log(slower) <= 1
-    for _ in range(8):
+    for _ in range(12):
         cost.note(deep, 3e-3)
         cost.note(plain, slower * 2e-3)
     assert cost.one(deep) == pytest.approx(3e-3, rel=0.1)
@@ -224,3 +225,28 @@ def test_what_runs_often_does_not_look_cheap() -> None:
             cost.note(shape, seconds * math.exp(abs(rng.gauss(0, 0.8))))
         ratios.append(cost.one(StepShape(4, 12, 2, 900)) / cost.one(StepShape(4, 4, 0, 900)))
     assert statistics.median(ratios) == pytest.approx(1.5, rel=0.1)
+
+
+def test_what_follows_another_kind_takes_longer_once() -> None:
+    """A depth that is only tried now and then always comes after another one. By how much that takes longer is learnt
+    from the steps of the kind that runs, and not laid to the depth."""
+    cost, plain, deep = StepCost(), StepShape(4, 4, 0, 900), StepShape(4, 12, 2, 900)
+    for _ in range(60):
+        cost.note(deep, 1.2 * 3e-3)
+        cost.note(plain, 1.2 * 2e-3)
+        for _ in range(8):
+            cost.note(plain, 2e-3)
+    assert cost.switching == pytest.approx(0.2, abs=0.04)
+    assert cost.one(deep) / cost.one(plain) == pytest.approx(1.5, rel=0.04)
+
+
+def test_doubts_are_of_what_was_not_seen() -> None:
+    rng = random.Random(0)
+    cost, rows, depths = StepCost(), np.array([4, 8]), np.array([0, 1])
+    for step in range(200):
+        cost.note(StepShape(4, 4, 0, 900), 2e-3 * math.exp(rng.gauss(0, 0.1)))
+        if step in (50, 100):
+            cost.note(StepShape(4, 8, 1, 900), 3e-3)
+    often, seldom = cost.doubts(4, rows, depths)
+    [never] = cost.doubts(4, np.array([12]), np.array([2]))
+    assert 0 < often < 0.5 * seldom < seldom < never == pytest.approx(0.1, rel=0.4)
