@@ -37,7 +37,7 @@ FIRST = 2 / 3
 """What the first level's mean is taken to be before it was ever checked."""
 WORTH = (2.0, 16.0)
 """Checks for which that counts, and for which the mean of the level before counts at every other level."""
-MEMORY = 100.0
+MEMORY = 400.0
 """Most checks that a mean remembers: texts change."""
 LEAST_STEP = 0.03
 """Of a fortune, for the same reason."""
@@ -45,7 +45,7 @@ SPREAD = 0.02
 """Weight of the latest step in the variance."""
 MOST = 6.0
 """Largest log-odds."""
-HOPE, YOUNG = 0.25, 32.0
+HOPE, YOUNG = 0.08, 32.0
 """Standard deviations by which what is little known is hoped to be better, once a drafter's first level was checked
 more often than YOUNG. Before that it is up to a whole one, since what is learnt then serves all requests to come, and a
 few refusals at the start must not end all drafting."""
