@@ -19,7 +19,8 @@ A step that lands is looked at together with the few after it, unless something 
 steps the caches are cold, so that one look takes five times as long as those after it.
 
 What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
-change nothing, and frequent again when one does.
+change nothing, but only as rare as they are dear: one that loses little is worth repeating, since what it tells of is
+nearly as good as what is done. They become frequent again when one changes something.
 
 Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
 
@@ -52,25 +53,52 @@ LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5,
 """Least chances that are considered."""
 SOONEST, LATEST, AGAIN = 8, 512, 4
 """Steps between two probes, and by what they are divided when one changes something."""
+DEAR = 0.008
+"""Share of the time that may be lost to probes, as long as they tell anything."""
+SURE = 2.0
+"""Standard deviations: a depth that is slower by more than these is known to be."""
+SLIGHT = 0.01
+"""By what share a depth may be slower than another and count as just as good."""
 CLEARLY = 0.02
 """By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
 what steps take is not known better than this."""
 PAUSE = 8
 """Steps between two choices, and most that are looked at together."""
-DEEPEST = (1 << 30, 0.0)
-"""The choice of all levels."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A choice, and for how many requests it was made."""
+
+    requests: int
+    depth: int
+    least: float
+    """Chance that a level reaches to be drafted."""
+    rows: int = NEVER
+    """Of a step, as padded."""
+    lost_D: np.ndarray | None = None
+    """[D + 1] by what share steps are slower in which all draft to each depth."""
+    unsure_D: np.ndarray | None = None
+    """[D + 1] whether these may be faster for all that is known of what they take."""
+
+    def is_for(self, count: int) -> bool:
+        """Whether it was made for about as many."""
+        fewer, more = sorted((self.requests, count))
+        return more <= fewer + max(1, fewer // 4)
+
+
+DEEPEST = _Chosen(0, 1 << 30, 0.0)
+"""All levels."""
 
 
 @dataclass
 class _Load:
     """What is done at about one number of requests."""
 
-    choice: tuple[int, float]
-    """Depth and least chance."""
-    rows: int = NEVER
-    """Of a step of that choice, as padded."""
+    chosen: _Chosen
+    """Last, when there were as many."""
     unprobed: int = 0
     """Steps since the last probe."""
     interval: int = SOONEST
@@ -78,17 +106,31 @@ class _Load:
     """The depth that was probed last."""
     awaited: int | None = None
     """The depth that a step probes which has not landed: the next one is decided on before."""
+    judged: bool = True
+    """Whether a choice was made since a probe landed that was to find out whether the one before is still right."""
 
-    def due(self, deepest: int) -> int:
-        """The depth to be probed next: the one above the choice, then the one below, and so on. What is found there
+    def due(self, chosen: int, deepest: int) -> int:
+        """The depth to be probed next: the one above what is chosen, then the one below, and so on. What is found there
         tells of depths beyond, too."""
-        chosen = min(self.choice[0], deepest)
+        chosen = min(chosen, deepest)
         above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
         return below if above == chosen or (self.probed == above and below != chosen) else above
 
 
-_Landed = tuple[Sequence[Span], Sequence[int], float | None]
-"""A step's spans, the levels that were accepted of each, and its seconds."""
+@dataclass(frozen=True)
+class _Landed:
+    """A step that has landed, or several of the same requests one after another in which nothing was drafted."""
+
+    spans: Sequence[Span]
+    accepted: Sequence[int]
+    """Levels of each span's draft."""
+    seconds: list[float | None]
+    """Of each of the steps."""
+
+    def goes_on(self, spans: Sequence[Span]) -> bool:
+        """Whether a step with these spans, each of one row but for its draft, is another one."""
+        depths = [span.depth for each in (self.spans, spans) for span in each]
+        return not any(depths) and [span.request for span in self.spans] == [span.request for span in spans]
 
 
 class Adaptive:
@@ -118,16 +160,18 @@ class Adaptive:
         """Number of requests, as a stair -> what is done."""
         self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
         """For which requests depths were decided last, which, and the one that is probed."""
-        self._beside: tuple[int, float] | None = None
+        self._beside: _Chosen | None = None
         """The choice that the latest plan made for a step that goes on with a prompt."""
         self._young = False
         """Whether a request was planned whose depth had not been decided on by a landing."""
         self._latest = DEEPEST
-        """The choice made last: what is done with a number of requests that is new."""
+        """The choice made last, which stands."""
         self._standing = 0
         """Steps for which depths have been what they are; PAUSE once they are to be decided on again."""
         self._landed: list[_Landed] = []
         """Steps that have landed and were not looked at yet."""
+        self._unseen = 0
+        """How many they are."""
         self._probing: _Load | None = None
         """Of the latest step that was to probe a depth."""
 
@@ -143,7 +187,7 @@ class Adaptive:
             load = self._load(len(requests))
             if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))
-            load.awaited, load.unprobed = probe, 0
+            load.awaited, load.unprobed = probe, -self._unseen  # those count once they are looked at
             self._probing = load
         self._decided = requests, depths, probe
         return depths
@@ -153,36 +197,35 @@ class Adaptive:
         those that are asked for after others follow the choice made for as many as all."""
         known = self.acceptance.known
         places_R = known.places(requests)
-        deepest, load, probe = deepest_of(known.requests_P, places_R), None, None
+        deepest, chosen, probe = deepest_of(known.requests_P, places_R), DEEPEST, None
         if deepest and self._beside is not None:
-            allowed_R = self.acceptance.allowed(self.acceptance.read(requests), *self._beside, hoped=False)
+            allowed_R = self._allowed(self.acceptance.read(requests), self._beside, hoped=False)
             own_R, _ = own_depths(known.requests_P, places_R, UNDECIDED)
             return np.where(known.requests_P["adaptive"][places_R], allowed_R, own_R).tolist(), None
         if deepest:
-            load = self._load(len(requests) + others.asked)
-            probe = None if others.asked else self._probe(load, len(requests), deepest, others.reads)
+            chosen = self._standing_for(len(requests) + others.asked)
+            probe = None if others.asked else self._probe(chosen, len(requests), deepest, others.reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         depths: list[int] = depths_R.tolist()
         if probe is not None and self._parts(len(requests), deepest):
             depths[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2]).tolist()
         if young:
             self._young = True
-            assert load is not None
             undecided = [place for place, depth in enumerate(depths) if depth == UNDECIDED]
-            readers = self.acceptance.read([requests[place] for place in undecided])
-            for place, depth in zip(undecided, self.acceptance.allowed(readers, *load.choice).tolist(), strict=True):
+            allowed_R = self._allowed(self.acceptance.read([requests[place] for place in undecided]), chosen)
+            for place, depth in zip(undecided, allowed_R.tolist(), strict=True):
                 depths[place] = depth
-        if load is not None and probe is None and self.stairs is not None and not others.asked:
-            depths = self._trimmed(requests, depths, load, self.stairs)
+        if deepest and probe is None and self.stairs is not None and not others.asked:
+            depths = self._trimmed(requests, depths, chosen.rows, self.stairs)
         return depths, probe
 
-    def _trimmed(self, requests: Sequence[Request], depths: list[int], load: _Load, stairs: RowStairs) -> list[int]:
+    def _trimmed(self, requests: Sequence[Request], depths: list[int], most: int, stairs: RowStairs) -> list[int]:
         """These depths, without the least likely levels that do not fit into the rows that were chosen."""
         rows = _rows(requests, depths)
-        if rows <= load.rows:
+        if rows <= most:
             return depths
         deepest = max(depths)
-        room = stairs.down(len(requests), load.rows, deepest)
+        room = stairs.down(len(requests), most, deepest)
         if room is None or rows > stairs.of(len(requests), deepest)[-1]:
             return depths
         readers, depths_R = self.acceptance.read(requests), np.array(depths)
@@ -193,21 +236,30 @@ class Adaptive:
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         self._beside = None
-        self._landed.append((spans, accepted, seconds))
-        if len(self._landed) == PAUSE or self._is_awaited(spans):
+        awaited = self._is_awaited(spans)
+        if not awaited and self._landed and self._landed[-1].goes_on(spans):
+            self._landed[-1].seconds.append(seconds)
+        else:
+            self._landed.append(_Landed(spans, accepted, [seconds]))
+        self._unseen += 1
+        if awaited or self._unseen == PAUSE:
             self.settle()
 
     def settle(self) -> None:
         """Look at all steps that have landed."""
-        landed, self._landed, latest = self._landed, [], None
-        for step in landed:
-            latest = self._look(*step) or latest
-        if latest is not None and (self._standing >= PAUSE or self._young):
-            readers, load, context = latest
-            if self._standing >= PAUSE:
-                self._choose(load, readers, context)
-            readers.write(self.acceptance.allowed(readers, *load.choice), anew=self._standing >= PAUSE)
-            self._young, self._standing = False, self._standing % PAUSE
+        landed, self._landed, self._unseen, latest = self._landed, [], 0, None
+        for steps in landed:
+            latest = self._look(steps) or latest
+        if latest is not None:
+            readers, load, shape = latest
+            # Beside a prompt fewer decode than in the steps around it, and of what as many take less is known.
+            pause = 2 * PAUSE if shape.prompt else PAUSE
+            due = self._standing >= pause or not self._latest.is_for(len(readers.places_R))
+            if due:
+                self._choose(load, readers, shape.context)
+            if due or self._young:
+                readers.write(self._allowed(readers, self._latest), anew=due)
+                self._young, self._standing = False, 0 if due else self._standing
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
 
@@ -217,11 +269,11 @@ class Adaptive:
             return True
         return any(not span.decides or span.real > 1 for span in spans)
 
-    def _look(
-        self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None
-    ) -> tuple[Readers, _Load, int] | None:
-        """At one step. Returns its requests, what is done at as many, and the tokens that attention read; None if no
-        depth was chosen."""
+    def _look(self, steps: _Landed) -> tuple[Readers, _Load, StepShape] | None:
+        """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
+        a step's shape; None if there are none."""
+        spans, accepted, times = steps.spans, steps.accepted, len(steps.seconds)
+        seconds = [each for each in steps.seconds if each is not None]
         free, requests, others = spans, [span.request for span in spans], None
         if not self._is_plain(spans, requests):
             others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
@@ -234,32 +286,35 @@ class Adaptive:
             known.requests_P, known.rows_PD, readers.places_R, depths_R
         )
         prompt = others is not None and others.prompt
-        if seconds is not None and (prompt or not deepest):
-            self.cost.note(others or shape_of(spans), seconds)
-            seconds = None  # nothing else is learnt from how long it took
+        if seconds and (prompt or not deepest):
+            shape = others or shape_of(spans)
+            for each in seconds:
+                self.cost.note(shape, each)
+            seconds = []  # nothing else is learnt from how long it took
         if not deepest:
             return None
-        self.figures.count(often_D.tolist(), drafted, most)
+        self.figures.count((often_D * times).tolist(), drafted * times, most * times)
         load = self._load(count)
-        step = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
-        step = StepShape(count, self._padded(count, step.rows, depth), depth, step.context)
-        if seconds is not None and self._standing + 1 >= PAUSE and self.cost.knows_decodes:
+        shape = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
+        step = StepShape(count, self._padded(count, shape.rows, depth), depth, shape.context)
+        if seconds and self._standing + times >= PAUSE and self.cost.knows_decodes:
             expected = self.cost.one(step), self._tokens(readers, depths_R)
-            self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted)))
-        self._standing += 1
+            self.figures.compare((expected[0], seconds[0]), (expected[1], count + sum(accepted)))
+        self._standing += times
         if drafted:
             # A level that there was room for and that nothing was drafted for failed like one that was refused.
             self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
-        if seconds is not None:
+        for each in seconds:
             if known.paced:
-                self._keep_paces(requests, accepted, seconds)
+                self._keep_paces(requests, accepted, each)
             probed = tried if tried == load.awaited else None
             first = probed is not None and self.cost.untried(count, deepest) is not None
-            self.cost.note(step, seconds, tried)
+            self.cost.note(step, each, tried)
             load.unprobed += 1
             if probed is not None:
-                self._probed(load, readers, step.context, probed, first=first)
-        return readers, load, step.context
+                load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
+                self._standing = PAUSE
+        return readers, load, shape
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
         """Whether the step only decodes, and the policy has a say in all of its depths."""
@@ -281,7 +336,7 @@ class Adaptive:
         decided, depths, probe = self._decided
         if list(decided) != list(requests):
             depths, probe = self._decide(requests)
-        load, readers = self._load(len(requests)), self.acceptance.read(requests)
+        readers, chosen = self.acceptance.read(requests), self._beside or self._standing_for(len(requests))
         rows = _rows(requests, depths)
         rows = rows if prompt else self._padded(len(requests), rows, max(depths))
         step = StepShape(len(requests), rows, max(depths), sum(map(first_row, requests)), prompt)
@@ -289,7 +344,7 @@ class Adaptive:
         return Choice(
             depths,
             probes=probe is not None,
-            least=(self._beside or load.choice)[1],
+            least=chosen.least,
             chances=self.acceptance.chances(readers, deepest, hoped=self._beside is None).round(4).tolist(),
             seconds=self.cost.one(step) if known_cost else None,
         )
@@ -300,20 +355,29 @@ class Adaptive:
             self._loads[place] = _Load(self._latest)
         return self._loads[place]
 
-    def _probe(self, load: _Load, count: int, deepest: int, reads: bool) -> int | None:
+    def _standing_for(self, count: int) -> _Chosen:
+        """What is done with so many requests before there is another choice. The choice that stands, if it was made
+        for about as many: those that come join the others, whose depths it settled."""
+        return self._latest if self._latest.is_for(count) else self._load(count).chosen
+
+    def _allowed(self, readers: Readers, chosen: _Chosen, *, hoped: bool = True) -> np.ndarray:
+        """[R] levels that requests are to draft by this choice."""
+        return self.acceptance.allowed(readers, chosen.depth, chosen.least, hoped=hoped)
+
+    def _probe(self, chosen: _Chosen, count: int, deepest: int, reads: bool) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
         what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where
         drafters' KV is behind, asking for a draft brings that up to date, and the probe is still due in the next
         step."""
-        untried = self.cost.untried(count, deepest)
+        load, untried = self._load(count), self.cost.untried(count, deepest)
         if self._parts(count, deepest):
             untried = deepest
         interval = load.interval if untried is None else 1
         if reads:
             interval = max(SOONEST, 2 * interval)
-        if load.unprobed + len(self._landed) + 1 < interval:
+        if load.unprobed + self._unseen + 1 < interval:
             return None
-        return load.due(deepest) if untried is None else untried
+        return load.due(chosen.depth, deepest) if untried is None else untried
 
     def _parts(self, count: int, deepest: int) -> bool:
         """Whether it is time to have every second request draft to the deepest depth: once, after each depth was tried
@@ -327,37 +391,44 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
         return len(depths_R) + float(chances_RD[drafted_RD].sum())
 
-    def _probed(self, load: _Load, readers: Readers, context: int, depth: int, *, first: bool) -> None:
-        """A step that probed a depth has landed: choose anew. first: that was not to find out whether the choice is
-        still right, but because the depth was never tried."""
-        before = load.choice[0]
-        load.probed, load.awaited, load.unprobed = depth, None, 0
-        self._choose(load, readers, context)
-        if load.choice[0] != before:
-            load.interval = max(SOONEST, load.interval // AGAIN)
-        elif not first:
-            load.interval = min(2 * load.interval, LATEST)
-        self._standing = PAUSE
-
     def _choose(self, load: _Load, readers: Readers, context: int) -> None:
         """Choose anew what is done with about as many requests."""
-        if self.cost.knows_decodes:
-            load.choice, load.rows = self._best(readers, context, drafts=bool(load.choice[0]))
-            self._latest = load.choice
+        if not self.cost.knows_decodes:
+            return
+        before = self._standing_for(len(readers.places_R)).depth
+        self._latest = load.chosen = self._best(readers, context, drafts=bool(before))
+        if not load.judged and load.chosen.depth != before:
+            load.interval = max(SOONEST, load.interval // AGAIN)
+        elif not load.judged:
+            load.interval = min(2 * load.interval, self._latest_probe(load))
+        load.judged = True
 
-    def _best(self, readers: Readers, context: int, *, drafts: bool) -> tuple[tuple[int, float], int]:
-        """(depth, least chance) with the highest rate, and the rows of a step with it, as padded. drafts: whether steps
-        have drafted so far."""
+    def _latest_probe(self, load: _Load) -> int:
+        """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
+        slower, and so are it and the step after it for being of another kind; and where nothing is drafted, drafters
+        catch up before it, which takes about a step."""
+        chosen = load.chosen
+        if chosen.lost_D is None or chosen.unsure_D is None:
+            return LATEST
+        due = load.due(chosen.depth, len(chosen.lost_D) - 1)
+        price = float(chosen.lost_D[due]) + 2 * self.cost.switching + (0.0 if chosen.depth else 1.0)
+        return min(LATEST, max(SOONEST, int(price / DEAR))) if chosen.unsure_D[due] else LATEST
+
+    def _best(self, readers: Readers, context: int, *, drafts: bool) -> _Chosen:
+        """The choice with the highest rate. drafts: whether steps have drafted so far."""
+        count = len(readers.places_R)
         least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
-        rate_TD = tokens_TD / self._seconds(len(readers.places_R), rows_TD, depths_TD, context)
+        rate_TD = tokens_TD / self._seconds(count, rows_TD, depths_TD, context)
         plain_T = rate_TD[:, 0] * (1.0 if drafts else 1.0 + CLEARLY)
-        place, chosen = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
-        self.figures.gain = float(rate_TD[place, chosen] / rate_TD[0, 0])
-        return (chosen, float(least_T[place])), int(rows_TD[place, chosen])
+        place, depth = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
+        self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
+        lost_D = 1.0 - rate_TD[0] / rate_TD[place, depth]
+        unsure_D = SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0]) > np.maximum(lost_D, SLIGHT)
+        return _Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), lost_D, unsure_D)
 
-    def _best_beside(self, readers: Readers, context: int, joining: int) -> tuple[int, float]:
-        """(depth, least chance) with the most tokens beyond those that its seconds are worth, if so many others are to
-        join these requests. They are taken to be like these."""
+    def _best_beside(self, readers: Readers, context: int, joining: int) -> _Chosen:
+        """The choice with the most tokens beyond those that its seconds are worth, if so many others are to join these
+        requests. They are taken to be like these."""
         count = len(readers.places_R)
         least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers, hoped=False)
         times = 1 + joining / count
@@ -365,8 +436,8 @@ class Adaptive:
         worth_of_second = float((times * tokens_TD / seconds_TD).max())
         # A step with prompts is not padded.
         gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
-        place, chosen = divmod(int(gained_TD.argmax()), gained_TD.shape[1])
-        return chosen, float(least_T[place])
+        place, depth = divmod(int(gained_TD.argmax()), gained_TD.shape[1])
+        return _Chosen(count, depth, float(least_T[place]))
 
     def _choices(self, readers: Readers, *, hoped: bool = True) -> tuple[np.ndarray, ...]:
         """[T] least chances to consider, and with each, to each depth, [T, D + 1] a step's rows, weighted tokens and
@@ -421,4 +492,4 @@ def load_loops() -> None:
         policy.landed(spans, depths, 1e-3)
     policy.landed([Span(requests[0], 0, 9, decides=False)], [0], 1e-3)
     policy.explain(requests, prompt=1)
-    policy._trimmed(requests, [1, 1], _Load(DEEPEST, rows=3), stairs)
+    policy._trimmed(requests, [1, 1], 3, stairs)
