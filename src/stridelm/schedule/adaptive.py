@@ -129,8 +129,11 @@ class _Landed:
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
         """Whether a step with these spans, each of one row but for its draft, is another one."""
-        depths = [span.depth for each in (self.spans, spans) for span in each]
-        return not any(depths) and [span.request for span in self.spans] == [span.request for span in spans]
+        for each in (spans, self.spans):
+            depths = [span.depth for span in each]
+            if any(depths):
+                return False
+        return [span.request for span in self.spans] == [span.request for span in spans]
 
 
 class Adaptive:
