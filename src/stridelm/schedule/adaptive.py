@@ -18,9 +18,7 @@ for by those who wait.
 A step that lands is looked at together with the few after it, unless something waits for what it tells: between two
 steps the caches are cold, so that one look takes five times as long as those after it.
 
-What is not chosen is not learnt about, so now and then a step probes a depth beside it. Probes become rare while they
-change nothing, but only as rare as they are dear: one that loses little is worth repeating, since what it tells of is
-nearly as good as what is done. They become frequent again when one changes something.
+What is not chosen is not learnt about, so now and then a step probes a depth beside it (schedule/probes.py).
 
 Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
 
@@ -40,8 +38,9 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
-from stridelm.schedule.depth_loops import NEVER, all_free, choices, deepest_of, own_depths, pad, sums, trim, worth
+from stridelm.schedule.depth_loops import all_free, choices, deepest_of, own_depths, pad, sums, trim, worth
 from stridelm.schedule.known import UNDECIDED
+from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import first_row
 from stridelm.schedule.step_cost import StepCost, stair
@@ -51,10 +50,6 @@ from stridelm.types import Request, Span
 
 LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 """Least chances that are considered."""
-SOONEST, LATEST, AGAIN = 8, 512, 4
-"""Steps between two probes, and by what they are divided when one changes something."""
-DEAR = 0.008
-"""Share of the time that may be lost to probes, as long as they tell anything."""
 SURE = 2.0
 """Standard deviations: a depth that is slower by more than these is known to be."""
 SLIGHT = 0.01
@@ -66,55 +61,6 @@ PAUSE = 8
 """Steps between two choices, and most that are looked at together."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """A choice, and for how many requests it was made."""
-
-    requests: int
-    depth: int
-    least: float
-    """Chance that a level reaches to be drafted."""
-    rows: int = NEVER
-    """Of a step, as padded."""
-    lost_D: np.ndarray | None = None
-    """[D + 1] by what share steps are slower in which all draft to each depth."""
-    unsure_D: np.ndarray | None = None
-    """[D + 1] whether these may be faster for all that is known of what they take."""
-
-    def is_for(self, count: int) -> bool:
-        """Whether it was made for about as many."""
-        fewer, more = sorted((self.requests, count))
-        return more <= fewer + max(1, fewer // 4)
-
-
-DEEPEST = _Chosen(0, 1 << 30, 0.0)
-"""All levels."""
-
-
-@dataclass
-class _Load:
-    """What is done at about one number of requests."""
-
-    chosen: _Chosen
-    """Last, when there were as many."""
-    unprobed: int = 0
-    """Steps since the last probe."""
-    interval: int = SOONEST
-    probed: int | None = None
-    """The depth that was probed last."""
-    awaited: int | None = None
-    """The depth that a step probes which has not landed: the next one is decided on before."""
-    judged: bool = True
-    """Whether a choice was made since a probe landed that was to find out whether the one before is still right."""
-
-    def due(self, chosen: int, deepest: int) -> int:
-        """The depth to be probed next: the one above what is chosen, then the one below, and so on. What is found there
-        tells of depths beyond, too."""
-        chosen = min(chosen, deepest)
-        above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
-        return below if above == chosen or (self.probed == above and below != chosen) else above
 
 
 @dataclass(frozen=True)
@@ -159,11 +105,11 @@ class Adaptive:
         """Forget all but what steps cost."""
         self.acceptance.forget()
         self.figures = DepthFigures()
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
         """Number of requests, as a stair -> what is done."""
         self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
         """For which requests depths were decided last, which, and the one that is probed."""
-        self._beside: _Chosen | None = None
+        self._beside: Chosen | None = None
         """The choice that the latest plan made for a step that goes on with a prompt."""
         self._young = False
         """Whether a request was planned whose depth had not been decided on by a landing."""
@@ -173,9 +119,7 @@ class Adaptive:
         """Steps for which depths have been what they are; PAUSE once they are to be decided on again."""
         self._landed: list[_Landed] = []
         """Steps that have landed and were not looked at yet."""
-        self._unseen = 0
-        """How many they are."""
-        self._probing: _Load | None = None
+        self._probing: Load | None = None
         """Of the latest step that was to probe a depth."""
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
@@ -244,13 +188,12 @@ class Adaptive:
             self._landed[-1].seconds.append(seconds)
         else:
             self._landed.append(_Landed(spans, accepted, [seconds]))
-        self._unseen += 1
         if awaited or self._unseen == PAUSE:
             self.settle()
 
     def settle(self) -> None:
         """Look at all steps that have landed."""
-        landed, self._landed, self._unseen, latest = self._landed, [], 0, None
+        landed, self._landed, latest = self._landed, [], None
         for steps in landed:
             latest = self._look(steps) or latest
         if latest is not None:
@@ -266,13 +209,18 @@ class Adaptive:
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
 
+    @property
+    def _unseen(self) -> int:
+        """Steps that were not looked at yet."""
+        return sum([len(steps.seconds) for steps in self._landed])
+
     def _is_awaited(self, spans: Sequence[Span]) -> bool:
         """Whether what the latest step tells is to be known before the next one is planned."""
         if self._young or self._probing is not None:
             return True
         return any(not span.decides or span.real > 1 for span in spans)
 
-    def _look(self, steps: _Landed) -> tuple[Readers, _Load, StepShape] | None:
+    def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
         a step's shape; None if there are none."""
         spans, accepted, times = steps.spans, steps.accepted, len(steps.seconds)
@@ -352,22 +300,22 @@ class Adaptive:
             seconds=self.cost.one(step) if known_cost else None,
         )
 
-    def _load(self, count: int) -> _Load:
+    def _load(self, count: int) -> Load:
         place = stair(count)
         if place not in self._loads:
-            self._loads[place] = _Load(self._latest)
+            self._loads[place] = Load(self._latest)
         return self._loads[place]
 
-    def _standing_for(self, count: int) -> _Chosen:
+    def _standing_for(self, count: int) -> Chosen:
         """What is done with so many requests before there is another choice. The choice that stands, if it was made
         for about as many: those that come join the others, whose depths it settled."""
         return self._latest if self._latest.is_for(count) else self._load(count).chosen
 
-    def _allowed(self, readers: Readers, chosen: _Chosen, *, hoped: bool = True) -> np.ndarray:
+    def _allowed(self, readers: Readers, chosen: Chosen, *, hoped: bool = True) -> np.ndarray:
         """[R] levels that requests are to draft by this choice."""
         return self.acceptance.allowed(readers, chosen.depth, chosen.least, hoped=hoped)
 
-    def _probe(self, chosen: _Chosen, count: int, deepest: int, reads: bool) -> int | None:
+    def _probe(self, chosen: Chosen, count: int, deepest: int, reads: bool) -> int | None:
         """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
         what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where
         drafters' KV is behind, asking for a draft brings that up to date, and the probe is still due in the next
@@ -394,30 +342,15 @@ class Adaptive:
         drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
         return len(depths_R) + float(chances_RD[drafted_RD].sum())
 
-    def _choose(self, load: _Load, readers: Readers, context: int) -> None:
+    def _choose(self, load: Load, readers: Readers, context: int) -> None:
         """Choose anew what is done with about as many requests."""
         if not self.cost.knows_decodes:
             return
         before = self._standing_for(len(readers.places_R)).depth
         self._latest = load.chosen = self._best(readers, context, drafts=bool(before))
-        if not load.judged and load.chosen.depth != before:
-            load.interval = max(SOONEST, load.interval // AGAIN)
-        elif not load.judged:
-            load.interval = min(2 * load.interval, self._latest_probe(load))
-        load.judged = True
+        load.judge(before, self.cost.switching)
 
-    def _latest_probe(self, load: _Load) -> int:
-        """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
-        slower, and so are it and the step after it for being of another kind; and where nothing is drafted, drafters
-        catch up before it, which takes about a step."""
-        chosen = load.chosen
-        if chosen.lost_D is None or chosen.unsure_D is None:
-            return LATEST
-        due = load.due(chosen.depth, len(chosen.lost_D) - 1)
-        price = float(chosen.lost_D[due]) + 2 * self.cost.switching + (0.0 if chosen.depth else 1.0)
-        return min(LATEST, max(SOONEST, int(price / DEAR))) if chosen.unsure_D[due] else LATEST
-
-    def _best(self, readers: Readers, context: int, *, drafts: bool) -> _Chosen:
+    def _best(self, readers: Readers, context: int, *, drafts: bool) -> Chosen:
         """The choice with the highest rate. drafts: whether steps have drafted so far."""
         count = len(readers.places_R)
         least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
@@ -427,9 +360,10 @@ class Adaptive:
         self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
         lost_D = 1.0 - rate_TD[0] / rate_TD[place, depth]
         unsure_D = SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0]) > np.maximum(lost_D, SLIGHT)
-        return _Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), lost_D, unsure_D)
+        lost_D[~unsure_D] = np.inf
+        return Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), lost_D)
 
-    def _best_beside(self, readers: Readers, context: int, joining: int) -> _Chosen:
+    def _best_beside(self, readers: Readers, context: int, joining: int) -> Chosen:
         """The choice with the most tokens beyond those that its seconds are worth, if so many others are to join these
         requests. They are taken to be like these."""
         count = len(readers.places_R)
@@ -440,7 +374,7 @@ class Adaptive:
         # A step with prompts is not padded.
         gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
         place, depth = divmod(int(gained_TD.argmax()), gained_TD.shape[1])
-        return _Chosen(count, depth, float(least_T[place]))
+        return Chosen(count, depth, float(least_T[place]))
 
     def _choices(self, readers: Readers, *, hoped: bool = True) -> tuple[np.ndarray, ...]:
         """[T] least chances to consider, and with each, to each depth, [T, D + 1] a step's rows, weighted tokens and

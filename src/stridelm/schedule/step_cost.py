@@ -286,11 +286,17 @@ def _predicted(steps_N4, weights_F, alike, price, speed):
 
 
 @nb.njit(cache=True)
+def _doubt(mean, speed):
+    """About the mean of a kind that was seen, as a share of the variance of one step's time: grown since."""
+    return mean[3] + APART * (speed[2] - mean[4])
+
+
+@nb.njit(cache=True)
 def _doubts(steps_N4, alike, speed):
     doubts_N = np.empty(len(steps_N4))
     for n in range(len(steps_N4)):
         mean = alike[_place(steps_N4[n])]
-        doubts_N[n] = math.sqrt(speed[5] * (mean[3] + APART * (speed[2] - mean[4]) if mean[0] else 1.0))
+        doubts_N[n] = math.sqrt(speed[5] * (_doubt(mean, speed) if mean[0] else 1.0))
     return doubts_N
 
 
@@ -332,7 +338,7 @@ def _remember(step, alike, price, speed):
         seconds = step[4] / speed[0] / (math.exp(speed[3]) if step[5] else 1.0)
         mean[:] = np.array([1.0, seconds, context, 1.0, speed[2]])
         return seconds
-    doubt = mean[3] + APART * (speed[2] - mean[4])
+    doubt = _doubt(mean, speed)
     more = context - mean[2]
     expected = max(0.1 * mean[1], mean[1] + _each(price) * more)
     longer = math.log(step[4] / (speed[0] * expected))

@@ -18,8 +18,9 @@ from stridelm.cache.ledger import Ledger
 from stridelm.params import Speculation
 from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
-from stridelm.schedule.adaptive import PAUSE, SOONEST, Adaptive
+from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
+from stridelm.schedule.probes import SOONEST
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_shape import StepShape
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -552,7 +553,7 @@ def test_a_prompt_in_every_tenth_step_changes_no_depth(seed: int) -> None:
         return noise * (gains_nothing(len(decoding), rows, depth) + 0.05e-3 * prompt)
 
     card = Card(Limits(8, itl_target_ms=0), Drafting("mtp", (0, 1, 2, 3), adaptive=True), Adaptive(), seconds)
-    # A third of the jobs ends early, so that not all end together.
+    # Of different lengths, so that not all end together.
     jobs = [Job.drawn(20, rng.randrange(26, 103), (0.75, 0.81, 0.74), seed, number) for number in range(300)]
     Fleet([card]).run(jobs, 8)
     later = drafted[500:-100]

@@ -1,0 +1,88 @@
+"""Choices of depths, for about how many requests each stands, and when a depth beside it is tried (adaptive.py).
+
+What is not chosen is not learnt about, so now and then a step probes a depth. Probes become rare while they change
+nothing; but as long as it is not known whether the depth is faster, only as rare as they are dear: one that loses
+little is worth repeating. They become frequent again when one changes something.
+
+Legend: D levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stridelm.schedule.depth_loops import NEVER
+
+SOONEST, LATEST, AGAIN = 8, 512, 4
+"""Steps between two probes, and by what they are divided when one changes something."""
+DEAR = 0.008
+"""Share of the time that may be lost to probes, as long as they tell anything."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A choice, and for how many requests it was made."""
+
+    requests: int
+    depth: int
+    least: float
+    """Chance that a level reaches to be drafted."""
+    rows: int = NEVER
+    """Of a step, as padded."""
+    lost_D: np.ndarray | None = None
+    """[D + 1] by what share steps are slower in which all draft to each depth; infinite where it is known that they are
+    slower. None: nothing is known."""
+
+    def is_for(self, count: int) -> bool:
+        """Whether it was made for about as many."""
+        fewer, more = sorted((self.requests, count))
+        return more <= fewer + max(1, fewer // 4)
+
+
+DEEPEST = Chosen(0, 1 << 30, 0.0)
+"""All levels."""
+
+
+@dataclass
+class Load:
+    """What is done at about one number of requests."""
+
+    chosen: Chosen
+    """Last, when there were as many."""
+    unprobed: int = 0
+    """Steps since the last probe."""
+    interval: int = SOONEST
+    probed: int | None = None
+    """The depth that was probed last."""
+    awaited: int | None = None
+    """The depth that a step probes which has not landed: the next one is decided on before."""
+    judged: bool = True
+    """Whether a choice was made since a probe landed that was to find out whether the one before is still right."""
+
+    def due(self, chosen: int, deepest: int) -> int:
+        """The depth to be probed next: the one above what is chosen, then the one below, and so on. What is found there
+        tells of depths beyond, too."""
+        chosen = min(chosen, deepest)
+        above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
+        return below if above == chosen or (self.probed == above and below != chosen) else above
+
+    def judge(self, before: int, switching: float) -> None:
+        """After a choice: say when to probe again, if a probe has landed since the one before. before: the depth of
+        that. switching: by what share a step takes longer that comes after one of another kind."""
+        if not self.judged and self.chosen.depth != before:
+            self.interval = max(SOONEST, self.interval // AGAIN)
+        elif not self.judged:
+            self.interval = min(2 * self.interval, self._latest(switching))
+        self.judged = True
+
+    def _latest(self, switching: float) -> int:
+        """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
+        slower, and so are it and the step after it for being of another kind; and where nothing is drafted, drafters
+        catch up before it, which takes about a step."""
+        if self.chosen.lost_D is None:
+            return LATEST
+        lost = float(self.chosen.lost_D[self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)])
+        price = lost + 2 * switching + (0.0 if self.chosen.depth else 1.0)
+        return int(min(LATEST, max(SOONEST, price / DEAR)))
