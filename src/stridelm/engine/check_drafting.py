@@ -174,16 +174,13 @@ def _small(engine: Engine, drafter: str, longest: int) -> Engine:
 def _without_trace(engine: Engine) -> Iterator[None]:
     """What is served inside is not seen in statistics or the prefix cache, and nothing is learnt from it. It is drafted
     to its full depth."""
-    planner = engine.steps.planner
-    learnt = planner.depths, planner.prompts
     counts = ((own.name, getattr(engine.stats, own.name)) for own in fields(engine.stats))
     kept = {name: dict(count) if isinstance(count, dict) else count for name, count in counts}
-    planner.depths, planner.prompts = Configured(), Unbounded()
     try:
-        yield
+        with engine.steps.planner.using(Configured(), Unbounded()):
+            yield
     finally:
         engine.forget()
-        planner.depths, planner.prompts = learnt
         for name, count in kept.items():
             setattr(engine.stats, name, count)
 

@@ -40,7 +40,7 @@ from stridelm.run.trap import PageFault
 from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.schedule import Budget, Configured, Planner, Queue, Timed, Unbounded, smallest_budget
+from stridelm.schedule import Budget, Configured, Planner, Queue, Unbounded, smallest_budget, within
 from stridelm.schedule.adaptive import Adaptive, load_loops
 from stridelm.schedule.limits import HOST_PATIENCE, PATIENCE
 from stridelm.schedule.row_stairs import RowStairs
@@ -127,7 +127,7 @@ class Engine:
         emitter = Emitter(self.roster, loaded.eos_id, loaded.target.max_length)
         load_loops()  # any request may ask for depths to be chosen, and none is to wait for it
         self.cost = StepCost()
-        prompts = Timed(self.cost, config.itl_target_ms / 1e3) if config.itl_target_ms else Unbounded()
+        prompts = within(config.itl_target_ms, self.cost)
         self.adaptive = Adaptive(self.cost) if chooses else None
         lag = int(self.device.on_bounds)
         planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, runtime.patience, apart)
@@ -163,16 +163,15 @@ class Engine:
         self.loaded.attention.warm_up(self.config.page_size, self.loaded.device)
         self.resplit.warm_up()
         target, planner = self.loaded.target, self.steps.planner
-        policy, planner.prompts = planner.prompts, Unbounded()  # while kernels are compiled, times say nothing
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
-        self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
-        planner.depths.clear()
-        self._measure(prompts_to_measure(target.vocab_size, target.max_length, self.budget))
-        if self.adaptive is not None:
-            _, rows_by_depth = self.intake.settled(SamplingParams())
-            self._measure(decodes_to_measure(len(rows_by_depth) - 1, self.budget))
-            self.adaptive.keep_costs()
-        planner.prompts = policy
+        with planner.using(planner.depths, Unbounded()):  # while kernels are compiled, times say nothing
+            self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
+            planner.depths.clear()
+            self._measure(prompts_to_measure(target.vocab_size, target.max_length, self.budget))
+            if self.adaptive is not None:
+                _, rows_by_depth = self.intake.settled(SamplingParams())
+                self._measure(decodes_to_measure(len(rows_by_depth) - 1, self.budget))
+                self.adaptive.keep_costs()
         self.stats.reset()
 
     def serve_own(self, waves: Sequence[Wave]) -> None:

@@ -6,7 +6,7 @@ adaptive.py and step_cost.py are not imported here: their compiled loops load Nu
 from stridelm.schedule.depth import Configured, DepthPolicy
 from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.planner import Planner
-from stridelm.schedule.prompt_rows import PromptPolicy, Timed, Unbounded
+from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded, within
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import smallest_budget
 
@@ -18,7 +18,7 @@ __all__ = [
     "Planner",
     "PromptPolicy",
     "Queue",
-    "Timed",
     "Unbounded",
     "smallest_budget",
+    "within",
 ]

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -106,6 +107,16 @@ class Planner:
         spans = tuple(allocation.span(waits=each) for allocation, each in zip(served, waits, strict=True))
         entering = tuple(allocation.request for allocation in admitted)
         return StepPlan(spans, entering, tuple(preempted), lacking=budget.lacked)
+
+    @contextmanager
+    def using(self, depths: DepthPolicy, prompts: PromptPolicy) -> Iterator[None]:
+        """Plan by other policies inside. All steps must have landed, before and at the end."""
+        own = self.depths, self.prompts
+        self.depths, self.prompts = depths, prompts
+        try:
+            yield
+        finally:
+            self.depths, self.prompts = own
 
     def explained(self, plan: StepPlan) -> StepPlan:
         """The plan with its reasons. To be asked before anything lands after `plan`."""

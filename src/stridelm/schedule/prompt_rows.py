@@ -36,6 +36,11 @@ class Unbounded:
         return math.inf
 
 
+def within(itl_target_ms: float, cost: StepCost) -> PromptPolicy:
+    """What holds steps to this many milliseconds, by what they cost; 0: nothing does."""
+    return Timed(cost, itl_target_ms / 1e3) if itl_target_ms else Unbounded()
+
+
 class Timed:
     """As many as are expected to fit into `target` seconds, or into twice the time of the shortest step that runs
     prompts at all, whichever is more: splitting prompts further would cost more time than it spares.

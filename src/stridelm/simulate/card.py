@@ -14,7 +14,7 @@ from stridelm.cache.ledger import Ledger
 from stridelm.cache.transaction import Transaction
 from stridelm.engine.stats import count_acceptance
 from stridelm.params import SamplingParams, Speculation
-from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, Timed, Unbounded
+from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, within
 from stridelm.schedule.rows import has_prompt
 from stridelm.schedule.slack import EARLY, EARLY_SHARE
 from stridelm.simulate.workload import Job
@@ -74,7 +74,7 @@ class Card:
         self.queue = Queue(limits.max_num_seqs)
         self.ledger = Ledger({"full": limits.num_pages}, limits.page_size, prefix_caching=False)
         assert depths.cost is not None
-        prompts = Timed(depths.cost, limits.itl_target_ms / 1e3) if limits.itl_target_ms else Unbounded()
+        prompts = within(limits.itl_target_ms, depths.cost)
         budget = Budget(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.planner = Planner(budget, depths, prompts, limits.lag)
         self._speculation = Speculation(drafter=drafting.drafter)

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from stridelm.bench.serving.cells import Cell
 from stridelm.bench.serving.document import Document, Table
-from stridelm.bench.serving.report import DEFINITIONS, figure_columns, figure_notes, figure_texts, ratio
+from stridelm.bench.serving.report import (
+    DEFINITIONS,
+    best_notes,
+    figure_columns,
+    figure_notes,
+    figure_texts,
+    ratio_columns,
+    ratio_texts,
+)
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import limits_of
 from stridelm.simulate.table import CostTable
@@ -35,12 +43,12 @@ def simulation_document(cells: Sequence[Cell], table: CostTable, settings: Simul
     """name: of the table."""
     goodput = any(cell.figures.goodput is not None for cell in cells)
     columns = [("requests", False), ("load", False), ("decoding", False)]
-    columns += [("speed over plain", True), ("pace over plain", True), *figure_columns(goodput, busy=False)]
+    columns += [*ratio_columns(cells), *figure_columns(goodput, busy=False)]
     rows = [
-        [cell.scenario, cell.load, cell.label, ratio(cell.speed), ratio(cell.pace)]
+        [cell.scenario, cell.load, cell.label, *ratio_texts(cell, cells)]
         + figure_texts(cell.figures, goodput, busy=False)
         for cell in cells
     ]
     runs = ("runs", f"{settings.repeats} of each kind, from seed {settings.seed} on")
-    notes = [SIMULATED, *DEFINITIONS, OVER_PLAIN, *figure_notes(goodput, busy=False)]
+    notes = [SIMULATED, *DEFINITIONS, OVER_PLAIN, *best_notes(cells), *figure_notes(goodput, busy=False)]
     return Document(f"stride simulate: {name}", [*about(table, settings), runs], [Table("", columns, rows)], notes)

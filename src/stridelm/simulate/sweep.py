@@ -6,10 +6,10 @@ Its cells are those of `stride bench sweep`, so that simulated and measured figu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stridelm.bench.serving.cells import Cell, OnRun
-from stridelm.bench.serving.figures import Figures, pace_ratio, speed_ratio
+from stridelm.bench.serving.figures import Figures, over_best, pace_ratio, speed_ratio
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.objective import Objective
 from stridelm.bench.serving.record import Run
@@ -38,6 +38,10 @@ class Variant:
     def label(self) -> str:
         """As in the reports of `stride bench`."""
         return "plain" if not self.depth else f"{self.drafter}@{'auto' if self.adaptive else self.depth}"
+
+    def is_fixed_of(self, other: Variant) -> bool:
+        """Whether this is the same drafter at a fixed depth."""
+        return self.drafter == other.drafter and not self.adaptive
 
 
 PLAIN_DECODING = Variant(PLAIN, 0, adaptive=False)
@@ -155,13 +159,15 @@ def sweep(table: CostTable, settings: SimulationSettings, on_run: OnRun = lambda
     scenario, objective = scenario_name(table, settings), Objective.of(settings.slo)
     cells = []
     for load in settings.loads:
-        bases: list[Run] = []
-        for variant in (PLAIN_DECODING, *drafting):
-            runs = _runs(table, variant, load, settings, on_run)
-            bases = bases or runs
-            speed, pace = (speed_ratio(runs, bases), pace_ratio(runs, bases)) if variant.depth else (None, None)
-            figures = Figures.of(runs, objective)
-            cells.append(Cell("simulated", scenario, load.name, variant.label, True, True, figures, speed, pace))
+        ways = {each: _runs(table, each, load, settings, on_run) for each in (PLAIN_DECODING, *drafting)}
+        bases = ways[PLAIN_DECODING]
+        for variant, runs in ways.items():
+            fixed = [each for other, each in ways.items() if variant.adaptive and other.is_fixed_of(variant)]
+            cell = Cell("simulated", scenario, load.name, variant.label, True, True, Figures.of(runs, objective))
+            if variant.depth:
+                speed, pace = speed_ratio(runs, bases), pace_ratio(runs, bases)
+                cell = replace(cell, speed=speed, pace=pace, over_best=over_best(runs, bases, fixed))
+            cells.append(cell)
     return cells
 
 

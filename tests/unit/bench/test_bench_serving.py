@@ -81,12 +81,13 @@ def test_a_cell_and_plain_decoding_beside_it(local: Watched, load: dict[str, Any
 @pytest.mark.parametrize(
     ("cache", "expected"),
     [
-        ("cold", ["plain 1", "ngram@2 1", *["flush", "plain 3", "flush", "ngram@2 3"] * 2]),
-        ("warm", ["plain 3", "ngram@2 3", *["plain 3", "ngram@2 3"] * 2]),
+        ("cold", ["plain 1", "ngram@2 1", *["flush", "plain 3", *["flush", "ngram@2 3"] * 2, "flush", "plain 3"]]),
+        ("warm", ["plain 3", "ngram@2 3", "plain 3", *["ngram@2 3"] * 2, "plain 3"]),
     ],
 )
-def test_runs_alternate(local: Watched, cache: Any, expected: list[str]) -> None:
-    """After a warm-up that is dropped; a warm cache has seen every prompt, a cold one is flushed before each run."""
+def test_runs_take_turns(local: Watched, cache: Any, expected: list[str]) -> None:
+    """Each turn begins with another, after a warm-up that is dropped; a warm cache has seen every prompt, a cold one is
+    flushed before each run."""
     more = {**SHORT, "num_warmups": 1 if cache == "cold" else None}
     settings = ServingSettings(**more, scenario="short-question", prefix_cache=cache)
     local.seen.clear()
@@ -133,7 +134,28 @@ def test_depths_that_are_chosen(local: Watched) -> None:
     assert (target._engine.config.drafter, target._engine.config.depth) == ("mask", "auto")
     plain, chosen = measure(target, ["mask@auto"], ["short-question"], ServingSettings(**SHORT))
     assert (plain.label, chosen.label, chosen.identical) == ("plain", "mask@auto", True)
-    assert plain.figures.tokens_per_step == 1.0
+    assert plain.figures.tokens_per_step == 1.0 and chosen.over_best is None
+
+
+def test_chosen_depths_are_compared_with_the_best_of_the_others(local: Watched) -> None:
+    """Of plain decoding and the same drafter's fixed depths."""
+    settings = ServingSettings(**{**SHORT, "repeats": 3})
+    entries = ["ngram@1", "ngram@2", "ngram@auto", "mtp@1"]
+    cells = {cell.label: cell for cell in measure(local, entries, ["short-question"], settings)}
+    speeds = {label: cell.speed.runs for label, cell in cells.items() if cell.speed is not None}
+    best = max([(1.0,) * 3, speeds["ngram@1"], speeds["ngram@2"]], key=statistics.median)
+    [chosen] = [cell for cell in cells.values() if cell.over_best is not None]
+    assert chosen.label == "ngram@auto" and chosen.over_best is not None
+    assert chosen.over_best.runs == pytest.approx([mine / its for mine, its in zip(speeds["ngram@auto"], best)])
+
+
+def test_a_policy_learns_from_its_own_runs_alone() -> None:
+    target = InProcess.open(None, 4, 0.0, True, ["ngram@auto"], max_model_len=512)
+    assert target._engine.adaptive is not None
+    cost = target._engine.adaptive.cost
+    for entry, learnt in (("ngram@2", False), ("ngram@auto", True)):
+        measure(target, [entry], ["short-question"], ServingSettings(**SHORT))
+        assert (cost.knows_decodes, cost.knows_prompts) == (learnt, learnt)
 
 
 def test_a_sweep_has_a_cell_for_everything(local: Watched) -> None:
@@ -151,7 +173,7 @@ def test_a_sweep_has_a_cell_for_everything(local: Watched) -> None:
         for load in ("1 stream", "2 streams", "100 requests/s")
         for label in ("plain", "ngram@2", "mask@1:trust*")
     ]
-    assert all(cell.figures.requests == (4 if cell.label == "plain" else 2) for cell in cells)
+    assert all(cell.figures.requests == 2 for cell in cells)
 
 
 def test_losses_are_the_models(local: Watched) -> None:

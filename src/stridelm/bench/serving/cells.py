@@ -1,17 +1,18 @@
-"""A cell: one scenario under one load, decoded in one way, and plain decoding beside it.
+"""A cell: one scenario under one load, decoded in one way, and plain decoding and the other ways beside it.
 
-Runs alternate: A B A B. Each run of B is compared with the run of A before it, so that a machine that slows down
-meanwhile changes both; the ratio is the median of the pairs, with their range.
+All ways take turns, and each turn begins with another one: A B C, B C A, C A B. Runs of one turn are compared, so that
+a machine that slows down meanwhile changes both; the ratio is the median of the pairs, with their range.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stridelm.bench.serving.figures import Figures, Ratio, pace_ratio, speed_ratio
+from stridelm.bench.serving.figures import Figures, Ratio, over_best, pace_ratio, speed_ratio
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.objective import Objective
 from stridelm.bench.serving.record import Completion, Run
@@ -44,6 +45,9 @@ class Cell:
     """Tokens per second over plain decoding's."""
     pace: Ratio | None = None
     """How many times as fast as under plain decoding a request's tokens come."""
+    over_best: Ratio | None = None
+    """If depths are chosen: tokens per second over those of the fastest way that has none to choose, of plain decoding
+    and this drafter at the depths that are measured."""
     identical: bool | None = None
     """Whether every output of every run was plain decoding's; None if that is not promised."""
     identical_outputs: int | None = None
@@ -85,12 +89,14 @@ def alternate(
             _check(side.target.run(asks[:first], load, load.arrivals(first, settings.seed), side.way), side)
     runs: list[list[Run]] = [[] for _ in sides]
     arrivals = load.arrivals(len(asks), settings.seed)
+    in_turn = deque(zip(runs, sides, strict=True))
     for turn in range(settings.repeats):
-        for mine, side in zip(runs, sides, strict=True):
+        for mine, side in in_turn:
             on_run(f"{what}, round {turn + 1}, {side.way.label}")
             if settings.prefix_cache == "cold":
                 side.target.flush()
             mine.append(_check(side.target.run(asks, load, arrivals, side.way), side))
+        in_turn.rotate(-1)
     return runs
 
 
@@ -128,8 +134,7 @@ def ways_of(target: Target, entries: Sequence[str | None]) -> tuple[Way | None, 
 def count_runs(target: Target, entries: Sequence[str | None], settings: ServingSettings | SweepSettings) -> int:
     """Runs that `measure` makes for one scenario."""
     plain, ways = ways_of(target, entries)
-    sides = 2 if plain and ways else 1
-    return sum(count_alternating(sides, load, settings) * max(1, len(ways)) for load in settings.loads)
+    return sum(count_alternating((plain is not None) + len(ways), load, settings) for load in settings.loads)
 
 
 def _cells(
@@ -148,28 +153,34 @@ def _cells(
         figures = Figures.of(runs, objective)
         return Cell(target.name, name, load.name, way.label, way.lossless, way.simulated, figures, **more)
 
-    if plain is None or not ways:
-        return [
-            cell(way, alternate([Side(target, way)], asks, load, settings, on_run, what)[0])
-            for way in ([plain] if plain else ways)
-        ]
-    cells, bases = [], list[Run]()
+    measured = [*([plain] if plain else []), *ways]
+    alternated = alternate([Side(target, way) for way in measured], asks, load, settings, on_run, what)
+    runs = {way.label: each for way, each in zip(measured, alternated, strict=True)}
+    if plain is None:
+        return [cell(way, runs[way.label]) for way in ways]
+    bases = runs[plain.label]
+    cells = [cell(plain, bases)]
     for way in ways:
-        sides = [Side(target, plain), Side(target, way)]
-        beside, runs = alternate(sides, asks, load, settings, on_run, what)
-        bases += beside
-        same = [identical_outputs(run, base) for run, base in zip(runs, beside, strict=True)]
+        mine = runs[way.label]
+        same = [identical_outputs(run, base) for run, base in zip(mine, bases, strict=True)]
+        fixed = [runs[other.label] for other in ways if way.adaptive and _is_the_same_at_a_fixed_depth(other, way)]
         cells.append(
             cell(
                 way,
-                runs,
-                speed=speed_ratio(runs, beside),
-                pace=pace_ratio(runs, beside),
+                mine,
+                speed=speed_ratio(mine, bases),
+                pace=pace_ratio(mine, bases),
+                over_best=over_best(mine, bases, fixed),
                 identical=min(same) == len(asks) if way.repeats else None,
                 identical_outputs=same[0],
             )
         )
-    return [cell(plain, bases), *cells]
+    return cells
+
+
+def _is_the_same_at_a_fixed_depth(other: Way, way: Way) -> bool:
+    alike = (other.drafter, other.lossless, other.simulated) == (way.drafter, way.lossless, way.simulated)
+    return alike and not other.adaptive
 
 
 def identical_outputs(run: Run, base: Run) -> int:

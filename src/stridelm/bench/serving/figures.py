@@ -110,10 +110,23 @@ def speed_ratio(runs: Sequence[Run], bases: Sequence[Run]) -> Ratio | None:
     return Ratio.of([(run.tokens_per_s, base.tokens_per_s) for run, base in zip(runs, bases, strict=True)])
 
 
+def over_best(runs: Sequence[Run], bases: Sequence[Run], fixed: Sequence[Sequence[Run]]) -> Ratio | None:
+    """Of tokens per second, over the fastest of the others by their medians over plain decoding: bases are its runs,
+    and fixed those at each depth. None if there are none of these."""
+    if not fixed:
+        return None
+    fastest = max((bases, *fixed), key=lambda each: _median(speed_ratio(each, bases)))
+    return speed_ratio(runs, fastest)
+
+
 def pace_ratio(runs: Sequence[Run], bases: Sequence[Run]) -> Ratio | None:
     """How many times as fast one request's tokens come: the base's median tpot over the run's."""
     medians = [[_tpot(run) for run in each] for each in (bases, runs)]
     return Ratio.of(list(zip(*medians, strict=True)))
+
+
+def _median(ratio: Ratio | None) -> float:
+    return 0.0 if ratio is None else ratio.median
 
 
 def _tpot(run: Run) -> float | None:

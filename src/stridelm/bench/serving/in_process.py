@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from stridelm.bench.drive import Job, Timeline, drive
@@ -15,6 +16,8 @@ from stridelm.bench.stand import check_variants, checkpoint_name, open_engine
 from stridelm.bench.variants import plain, read_variant
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, Speculation
+from stridelm.schedule import Configured, within
+from stridelm.schedule.step_cost import StepCost
 
 
 class InProcess:
@@ -25,6 +28,10 @@ class InProcess:
         assert engine.tokenizer is not None
         self._engine, self._tokenizer = engine, engine.tokenizer
         self._temperature = temperature
+        cost = StepCost()
+        self._fixed = Configured(cost), within(engine.config.itl_target_ms, cost)
+        """What plans where depths are given: the engine's own policy must not learn there, between its own runs, what
+        steps of all depths take just now."""
 
     @classmethod
     def open(
@@ -56,11 +63,20 @@ class InProcess:
         if not variant.drafts:
             return self.plain()
         repeats = variant.repeats(self._temperature)
-        return Way(variant.label, variant.speculation, variant.lossless, repeats, variant.simulated)
+        return Way(
+            variant.label,
+            variant.speculation,
+            variant.lossless,
+            repeats,
+            variant.simulated,
+            variant.drafter,
+            variant.speculation.adaptive,
+        )
 
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         jobs = [Job(self._tokenizer.encode(ask.prompt.text), params_of(ask, way.speculation)) for ask in asks]
-        run = drive(self._engine, jobs, load.max_concurrency, arrivals)
+        with nullcontext() if way.adaptive else self._engine.steps.planner.using(*self._fixed):
+            run = drive(self._engine, jobs, load.max_concurrency, arrivals)
         return Run(run.seconds, tuple(self._completion(timeline) for timeline in run.timelines))
 
     def flush(self) -> None:

@@ -62,7 +62,15 @@ class Remote:
         rule = "" if settled["acceptance"] == "exact" else f":{settled['acceptance']}"
         label = (depth + rule if entry is None else entry) + "*" * (not settled["lossless"])
         # Whether outputs repeat bit by bit also depends on the server's device and options.
-        return Way(label, speculation, settled["lossless"], repeats=False, simulated=settled["simulated"])
+        return Way(
+            label,
+            speculation,
+            settled["lossless"],
+            repeats=False,
+            simulated=settled["simulated"],
+            drafter=settled["drafter"],
+            adaptive=settled["depth"] == "auto",
+        )
 
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         bodies = [json.dumps(self._format.body(self._wanted(ask, way))).encode() for ask in asks]

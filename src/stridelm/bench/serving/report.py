@@ -24,8 +24,10 @@ DEFINITIONS = (
     "Times in milliseconds: p50 / p95 / p99 over the requests of all runs. Rates: the median run's",
 )
 OVER_PLAIN = (
-    "over plain: of paired runs in alternation, median (range). Speed: tokens/s. Pace: TPOT, since arrivals decide the "
-    "speed"
+    "over plain: of runs of the same turn, median (range). Speed: tokens/s. Pace: TPOT, since arrivals decide the speed"
+)
+OVER_BEST = (
+    "over best fixed: of the same runs, over the fastest of plain decoding and this drafter at the depths measured here"
 )
 
 
@@ -36,14 +38,33 @@ def serving_document(
     goodput = any(cell.figures.goodput is not None for cell in cells)
     busy = any(cell.figures.client_busy is not None for cell in cells)
     columns = [("scenario", False), ("load", False), ("decoding", False)]
-    columns += [("speed over plain", True), ("pace over plain", True)]
-    columns += [("same output", False), *figure_columns(goodput, busy)]
-    rows = []
-    for cell in cells:
-        row = [cell.scenario, cell.load, cell.label, ratio(cell.speed), ratio(cell.pace), _sameness(cell, settings)]
-        rows.append([*row, *figure_texts(cell.figures, goodput, busy)])
-    notes = [*DEFINITIONS, OVER_PLAIN, *figure_notes(goodput, busy), *warnings(cells)]
+    columns += [*ratio_columns(cells), ("same output", False), *figure_columns(goodput, busy)]
+    rows = [
+        [cell.scenario, cell.load, cell.label, *ratio_texts(cell, cells), _sameness(cell, settings)]
+        + figure_texts(cell.figures, goodput, busy)
+        for cell in cells
+    ]
+    notes = [*DEFINITIONS, OVER_PLAIN, *best_notes(cells), *figure_notes(goodput, busy), *warnings(cells)]
     return Document(title, about_run(settings, about, ignore_eos), [Table("", columns, rows)], notes)
+
+
+def ratio_columns(cells: Sequence[Cell]) -> list[tuple[str, bool]]:
+    """Columns for `ratio_texts`; that of `Cell.over_best` is left out if no cell has it."""
+    names = ["speed over plain", *["speed over best fixed"] * _has_best(cells), "pace over plain"]
+    return [(name, True) for name in names]
+
+
+def ratio_texts(cell: Cell, cells: Sequence[Cell]) -> list[str]:
+    """cells: all of the table."""
+    return list(map(ratio, (cell.speed, *[cell.over_best] * _has_best(cells), cell.pace)))
+
+
+def best_notes(cells: Sequence[Cell]) -> list[str]:
+    return [OVER_BEST] * _has_best(cells)
+
+
+def _has_best(cells: Sequence[Cell]) -> bool:
+    return any(cell.over_best is not None for cell in cells)
 
 
 def figure_columns(goodput: bool, busy: bool) -> list[tuple[str, bool]]:
@@ -82,7 +103,7 @@ def about_run(settings: Requests, about: Mapping[str, str], ignore_eos: bool) ->
             f"{count} per run, in the order of seed {settings.seed}; {dropped} before them, dropped",
         ),
         *([("outputs", f"up to {settings.range_ratio:.0%} shorter or longer")] if settings.range_ratio else []),
-        ("runs", f"{settings.repeats} of each kind, in alternation"),
+        ("runs", f"{settings.repeats} of each kind, in turn, each turn beginning with another"),
         (
             "sampling",
             f"temperature {settings.temperature:g}, {'ignoring' if ignore_eos else 'stopping at'} end of text",

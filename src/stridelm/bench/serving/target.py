@@ -36,6 +36,10 @@ class Way:
     """Whether the output is, token for token, plain decoding's."""
     simulated: bool = False
     """Acceptance is drawn at random: the tokens are not the model's."""
+    drafter: str | None = None
+    """None: nothing drafts, or it is not known what does."""
+    adaptive: bool = False
+    """Depths are chosen at every step."""
 
 
 class Target(Protocol):
