@@ -187,7 +187,8 @@ class Drafter:
         """Drop all that was learned from requests that have left. Running requests keep their state."""
 
     def kind(self, span: Span) -> Hashable:
-        """Spans of one kind may share a Group; spans whose drafts differ in skeleton must differ in kind."""
+        """Spans of one kind may share a Group; those whose drafts differ in skeleton must differ in kind. Depends on
+        the request's speculation and on the draft's depth alone."""
         return None
 
     def propose(self, group: Group) -> Draft:

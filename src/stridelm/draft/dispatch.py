@@ -9,6 +9,7 @@ import torch
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, point_masses
+from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
@@ -16,6 +17,8 @@ from stridelm.sample.sampler import Sampler
 from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
 from stridelm.upload import upload
 
+KINDS = 1024
+"""Kinds of spans that are remembered."""
 TREE_FIELDS = ("tokens", "parents", "roles", "depths", "ancestors", "valid")
 
 
@@ -30,6 +33,8 @@ class Drafters:
         self._table = table
         self._serving = runtime
         self._made: dict[str, Drafter] = {}
+        self._kinds: dict[tuple[int, int], tuple[Speculation, Hashable]] = {}
+        """By the number of a speculation, which it keeps alive, and a depth."""
 
     def get(self, name: str) -> Drafter:
         """The drafter called `name`. Raises ValueError if it is unknown or cannot serve this model."""
@@ -118,6 +123,16 @@ class Drafters:
         assert request.speculation.drafter is not None
         return self.get(request.speculation.drafter)
 
+    def _kind(self, drafter: Drafter, span: Span) -> Hashable:
+        """`drafter.kind(span)`, found out once: requests that ask for the same share what it was settled to."""
+        asked = span.request.speculation
+        known = self._kinds.get((id(asked), span.depth))
+        if known is None or known[0] is not asked:
+            if len(self._kinds) >= KINDS:
+                self._kinds.clear()
+            known = self._kinds[id(asked), span.depth] = asked, drafter.kind(span)
+        return known[1]
+
     def _groups(
         self,
         spans: tuple[Span, ...],
@@ -130,10 +145,15 @@ class Drafters:
         """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once, but for
         those that wait."""
         members: dict[tuple[str, Hashable], list[int]] = {}
+        seen: dict[tuple[int, int, bool], list[int]] = {}
         for i in chosen:
-            drafter = self._of(spans[i].request)
-            kind = spans[i].waits if observing and drafter.keeps_kv else drafter.kind(spans[i])
-            members.setdefault((drafter.name, kind), []).append(i)
+            span = spans[i]
+            alike = id(span.request.speculation), span.depth, span.waits
+            if alike not in seen:
+                drafter = self._of(span.request)
+                kind = span.waits if observing and drafter.keeps_kv else self._kind(drafter, span)
+                seen[alike] = members.setdefault((drafter.name, kind), [])
+            seen[alike].append(i)
         out = []
         for (name, _), indices in members.items():
             where = self._table.arena.keep(everyone, len(spans)) if len(indices) == len(spans) else None

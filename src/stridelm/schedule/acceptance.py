@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from stridelm.schedule.known import UNDECIDED, Known
+from stridelm.schedule.known import Known
 from stridelm.types import Request
 
 FIRST = 2 / 3
@@ -67,11 +67,9 @@ class Readers:
         """What their tokens count for, 1 for those that count most (schedule/urgency.py)."""
         return _weights(self.known.requests_P, self.places_R)
 
-    def write(self, depths: Levels, *, anew: bool = True) -> None:
-        """Note the levels that they are to draft; if not anew, only of those for whom none were noted."""
-        noted_P = self.known.requests_P["depth"]
-        before_R = noted_P[self.places_R]
-        noted_P[self.places_R] = depths if anew else np.where(before_R == UNDECIDED, depths, before_R)
+    def write(self, depths: Levels) -> None:
+        """Note the levels that they are to draft."""
+        self.known.requests_P["depth"][self.places_R] = depths
 
 
 class Acceptance:
@@ -105,7 +103,8 @@ class Acceptance:
         return _chances(*self._of(readers), depth, float(hoped))
 
     def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> np.ndarray:
-        """[R] levels that requests are to draft: up to `depth`, while their weighted chances are at least `least`."""
+        """[R] levels that requests are to draft: up to `depth`, while weighted chances are at least `least`. Those
+        that are not adaptive draft all of theirs."""
         return _allowed(*self._of(readers), readers.weights_R, depth, least, float(hoped))
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
@@ -182,6 +181,9 @@ def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, d
     allowed_R = np.zeros(len(places_R), dtype=np.int64)
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
+        if not request.adaptive:
+            allowed_R[r] = request.levels
+            continue
         better = _better(request, variance_K, _hope(checks_KD, request.drafter, hope))
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better

@@ -13,9 +13,9 @@ prompts that wait. So what drafts gain there has to be worth their own seconds, 
 laid to them. A second is worth the tokens that the best choice will make in it once all decode whose prompts are read
 or wait: a token now spares one of these. With nobody to come this is the highest rate again. The choice is made as such
 a step is planned, since prompts come and go, and by what is known of chances, not hoped: what is tried there is paid
-for by those who wait.
+for by those who wait. It stands as long as others do, or until other prompts are read.
 
-A step that lands is looked at together with the few after it, unless something waits for what it tells: between two
+A step that lands is looked at together with the few after it, unless a probe waits for what it tells: between two
 steps the caches are cold, so that one look takes five times as long as those after it.
 
 What is not chosen is not learnt about, so now and then a step probes a depth beside it (schedule/probes.py).
@@ -42,7 +42,7 @@ from stridelm.schedule.depth_loops import all_free, choices, deepest_of, own_dep
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
-from stridelm.schedule.rows import first_row
+from stridelm.schedule.rows import first_row, has_prompt
 from stridelm.schedule.step_cost import StepCost, stair
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace
@@ -57,8 +57,8 @@ SLIGHT = 0.01
 CLEARLY = 0.02
 """By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
 what steps take is not known better than this."""
-PAUSE = 8
-"""Steps between two choices, and most that are looked at together."""
+PAUSE, LONG = 8, 64
+"""Steps between two choices, and most that are looked at together; and as many as any pause has."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
 
@@ -68,18 +68,30 @@ class _Landed:
     """A step that has landed, or several of the same requests one after another in which nothing was drafted."""
 
     spans: Sequence[Span]
+    plain: bool
+    """Whether all of them have one row."""
     accepted: Sequence[int]
     """Levels of each span's draft."""
     seconds: list[float | None]
     """Of each of the steps."""
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
-        """Whether a step with these spans, each of one row but for its draft, is another one."""
-        for each in (spans, self.spans):
-            depths = [span.depth for span in each]
-            if any(depths):
-                return False
-        return [span.request for span in self.spans] == [span.request for span in spans]
+        """Whether a step with these spans, of one row each, is another one."""
+        return self.plain and [span.request for span in self.spans] == [span.request for span in spans]
+
+
+@dataclass
+class _Beside:
+    """The choice that plans make for steps that go on with prompts."""
+
+    chosen: Chosen
+    joining: int
+    """How many are to join."""
+    steps: int = 0
+    """That have landed since it was made."""
+
+    def is_for(self, requests: int, joining: int) -> bool:
+        return self.steps < PAUSE and self.joining == joining and self.chosen.is_for(requests)
 
 
 class Adaptive:
@@ -109,25 +121,33 @@ class Adaptive:
         """Number of requests, as a stair -> what is done."""
         self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
         """For which requests depths were decided last, which, and the one that is probed."""
-        self._beside: Chosen | None = None
-        """The choice that the latest plan made for a step that goes on with a prompt."""
-        self._young = False
-        """Whether a request was planned whose depth had not been decided on by a landing."""
+        self._repeats = 0
+        """Steps for which the same can be said of these requests, if nothing is written and no prompt is read."""
+        self._beside: _Beside | None = None
+        """The latest choice for steps that go on with prompts."""
+        self._reads = False
+        """Whether it is the one that the latest plan follows."""
+        self._new: dict[int, int] = {}
+        """Place in the table -> depth of a request that plans decided on first. It stands once a step has landed."""
         self._latest = DEEPEST
         """The choice made last, which stands."""
         self._standing = 0
-        """Steps for which depths have been what they are; PAUSE once they are to be decided on again."""
+        """Steps for which depths have been what they are; LONG once they are to be decided on again."""
         self._landed: list[_Landed] = []
         """Steps that have landed and were not looked at yet."""
+        self._unseen = 0
+        """How many these are."""
         self._probing: Load | None = None
         """Of the latest step that was to probe a depth."""
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
-        if not others.joining or not self.cost.knows_decodes:
-            self._beside = None
-        elif self._beside is None:
+        self._reads = bool(others.joining) and self.cost.knows_decodes
+        if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)
-            self._beside = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
+            best = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
+            self._beside = _Beside(best, others.joining)
+        if self._repeats > 0 and not (self._reads or others.asked) and self._decided[0] == requests:
+            return self._decided[1]
         depths, probe = self._decide(requests, others)
         # A request whose drafter lacks some of its KV gets that instead of a draft.
         if probe is not None and not any(request.behind for request, depth in zip(requests, depths) if depth):
@@ -142,26 +162,24 @@ class Adaptive:
     def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> tuple[Sequence[int], int | None]:
         """What each request drafts, and the depth that is probed, if one is. All requests of a step share its cost, so
         those that are asked for after others follow the choice made for as many as all."""
+        self._repeats = 0
+        if self._reads and self._beside is not None:
+            allowed_R = self._allowed(self.acceptance.read(requests), self._beside.chosen, hoped=False)
+            return allowed_R.tolist(), None
         known = self.acceptance.known
         places_R = known.places(requests)
         deepest, chosen, probe = deepest_of(known.requests_P, places_R), DEEPEST, None
-        if deepest and self._beside is not None:
-            allowed_R = self._allowed(self.acceptance.read(requests), self._beside, hoped=False)
-            own_R, _ = own_depths(known.requests_P, places_R, UNDECIDED)
-            return np.where(known.requests_P["adaptive"][places_R], allowed_R, own_R).tolist(), None
         if deepest:
             chosen = self._standing_for(len(requests) + others.asked)
             probe = None if others.asked else self._probe(chosen, len(requests), deepest, others.reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
-        depths: list[int] = depths_R.tolist()
         if probe is not None and self._parts(len(requests), deepest):
-            depths[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2]).tolist()
+            depths_R[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2])
         if young:
-            self._young = True
-            undecided = [place for place, depth in enumerate(depths) if depth == UNDECIDED]
-            allowed_R = self._allowed(self.acceptance.read([requests[place] for place in undecided]), chosen)
-            for place, depth in zip(undecided, allowed_R.tolist(), strict=True):
-                depths[place] = depth
+            new = depths_R == UNDECIDED
+            depths_R[new] = self._allowed(self.acceptance.read(requests), chosen)[new]
+            self._new.update(zip(places_R[new].tolist(), depths_R[new].tolist()))
+        depths: list[int] = depths_R.tolist()
         if deepest and probe is None and self.stairs is not None and not others.asked:
             depths = self._trimmed(requests, depths, chosen.rows, self.stairs)
         return depths, probe
@@ -182,43 +200,38 @@ class Adaptive:
         return trimmed
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        self._beside = None
-        awaited = self._is_awaited(spans)
-        if not awaited and self._landed and self._landed[-1].goes_on(spans):
+        if self._new:
+            self.acceptance.known.requests_P["depth"][list(self._new)] = list(self._new.values())
+            self._new = {}
+        if self._beside is not None:
+            self._beside.steps += 1
+        plain = all(span.decides and span.rows == 1 for span in spans)
+        if plain and self._landed and self._landed[-1].goes_on(spans):
             self._landed[-1].seconds.append(seconds)
         else:
-            self._landed.append(_Landed(spans, accepted, [seconds]))
-        if awaited or self._unseen == PAUSE:
+            self._landed.append(_Landed(spans, plain, accepted, [seconds]))
+        self._unseen += 1
+        self._repeats -= 1
+        first = not plain and not self.cost.knows_prompts and any(map(has_prompt, spans))
+        if self._unseen >= PAUSE or self._probing is not None or first:
             self.settle()
 
     def settle(self) -> None:
         """Look at all steps that have landed."""
-        landed, self._landed, latest = self._landed, [], None
+        landed, self._landed, self._unseen, latest = self._landed, [], 0, None
         for steps in landed:
             latest = self._look(steps) or latest
         if latest is not None:
             readers, load, shape = latest
-            # Beside a prompt fewer decode than in the steps around it, and of what as many take less is known.
-            pause = 2 * PAUSE if shape.prompt else PAUSE
-            due = self._standing >= pause or not self._latest.is_for(len(readers.places_R))
-            if due:
+            # Beside a prompt fewer decode than in the steps around it, and of what as many take less is known. As long
+            # as nothing is drafted only probes tell anything new, and these are not waited for.
+            pause = PAUSE * (1 if self._latest.depth else 4) * (2 if shape.prompt else 1)
+            if self._standing >= pause or not self._latest.is_for(len(readers.places_R)):
                 self._choose(load, readers, shape.context)
-            if due or self._young:
-                readers.write(self._allowed(readers, self._latest), anew=due)
-                self._young, self._standing = False, 0 if due else self._standing
+                readers.write(self._allowed(readers, self._latest))
+                self._standing = self._repeats = 0
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
-
-    @property
-    def _unseen(self) -> int:
-        """Steps that were not looked at yet."""
-        return sum([len(steps.seconds) for steps in self._landed])
-
-    def _is_awaited(self, spans: Sequence[Span]) -> bool:
-        """Whether what the latest step tells is to be known before the next one is planned."""
-        if self._young or self._probing is not None:
-            return True
-        return any(not span.decides or span.real > 1 for span in spans)
 
     def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
@@ -248,7 +261,7 @@ class Adaptive:
         load = self._load(count)
         shape = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
         step = StepShape(count, self._padded(count, shape.rows, depth), depth, shape.context)
-        if seconds and self._standing + times >= PAUSE and self.cost.knows_decodes:
+        if seconds and self._standing < PAUSE <= self._standing + times and self.cost.knows_decodes:
             expected = self.cost.one(step), self._tokens(readers, depths_R)
             self.figures.compare((expected[0], seconds[0]), (expected[1], count + sum(accepted)))
         self._standing += times
@@ -264,7 +277,7 @@ class Adaptive:
             load.unprobed += 1
             if probed is not None:
                 load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
-                self._standing = PAUSE
+                self._standing = LONG
         return readers, load, shape
 
     def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
@@ -287,7 +300,8 @@ class Adaptive:
         decided, depths, probe = self._decided
         if list(decided) != list(requests):
             depths, probe = self._decide(requests)
-        readers, chosen = self.acceptance.read(requests), self._beside or self._standing_for(len(requests))
+        readers = self.acceptance.read(requests)
+        chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
         rows = _rows(requests, depths)
         rows = rows if prompt else self._padded(len(requests), rows, max(depths))
         step = StepShape(len(requests), rows, max(depths), sum(map(first_row, requests)), prompt)
@@ -296,7 +310,7 @@ class Adaptive:
             depths,
             probes=probe is not None,
             least=chosen.least,
-            chances=self.acceptance.chances(readers, deepest, hoped=self._beside is None).round(4).tolist(),
+            chances=self.acceptance.chances(readers, deepest, hoped=not self._reads).round(4).tolist(),
             seconds=self.cost.one(step) if known_cost else None,
         )
 
@@ -312,7 +326,7 @@ class Adaptive:
         return self._latest if self._latest.is_for(count) else self._load(count).chosen
 
     def _allowed(self, readers: Readers, chosen: Chosen, *, hoped: bool = True) -> np.ndarray:
-        """[R] levels that requests are to draft by this choice."""
+        """[R] levels that requests are to draft by this choice; their own, if they are not adaptive."""
         return self.acceptance.allowed(readers, chosen.depth, chosen.least, hoped=hoped)
 
     def _probe(self, chosen: Chosen, count: int, deepest: int, reads: bool) -> int | None:
@@ -324,9 +338,9 @@ class Adaptive:
         if self._parts(count, deepest):
             untried = deepest
         interval = load.interval if untried is None else 1
-        if reads:
-            interval = max(SOONEST, 2 * interval)
-        if load.unprobed + self._unseen + 1 < interval:
+        steps = load.unprobed + self._unseen + 1
+        self._repeats = interval - steps
+        if steps < (max(SOONEST, 2 * interval) if reads else interval):
             return None
         return load.due(chosen.depth, deepest) if untried is None else untried
 
@@ -338,6 +352,8 @@ class Adaptive:
 
     def _tokens(self, readers: Readers, depths_R: np.ndarray) -> float:
         """Expected of a step with drafts of these depths."""
+        if not depths_R.any():
+            return float(len(depths_R))
         chances_RD = self.acceptance.chances(readers, int(depths_R.max()))
         drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
         return len(depths_R) + float(chances_RD[drafted_RD].sum())

@@ -33,7 +33,7 @@ OF_ONE = np.dtype(
 """drafter: its number. levels: that it may draft. adaptive: fewer may be chosen. free: not `all_or_nothing`. weight:
 what its tokens count for (schedule/urgency.py). fortune: how much likelier its drafts are to be accepted than those of
 others, as log-odds (schedule/acceptance.py). checks: levels of its drafts that were checked so far. depth: levels that
-it is to draft next, as of its last step that landed; -1 before that."""
+it is to draft; -1 before that was decided."""
 UNDECIDED = -1
 
 

@@ -130,11 +130,13 @@ class StepCost:
             if len(self._prompts) >= FEW_PROMPTS:
                 seconds = min(seconds, OUTLIER * self.one(step))
             self._prompts.append((step.requests, step.rows, step.depth, step.context, step.prompt, seconds))
+            self._line = None
         else:
+            if not self.knows_decodes:
+                self._line = None
             self._noted.append((step.requests, step.rows, step.depth, step.context, seconds, switched))
             if len(self._noted) >= LAZY:
                 self._learn()
-        self._line = None
         if tried is not None:
             _add(self._tried, step.requests, tried)
 
