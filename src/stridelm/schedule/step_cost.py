@@ -80,6 +80,13 @@ STAIRS = (40, 64, 17)
 """Classes of requests, of rows and of depths that are told apart."""
 NEAR = 4
 """Stairs: a step tells of steps with up to twice or half as many requests."""
+ALIKE = np.dtype([(name, np.float64) for name in ("count", "seconds", "context", "doubt", "latest")])
+"""Of steps that are alike. count: how many, at most MOST. seconds, context: means, the seconds at speed 1. doubt: about
+these seconds, when the last of them was noted. latest: its number."""
+MACHINE = np.dtype([(name, np.float64) for name in ("factor", "doubt", "steps", "switching", "switched", "variance")])
+"""Of the machine's speed. factor: by which steps take longer just now. doubt: about it. steps: how many were noted.
+switching: logarithm of the factor by which those take longer that come after one of another kind. switched: of that by
+which the latest step did, if it was such a one and of a known kind. variance: of the logarithm of one step's time."""
 
 
 class StepCost:
@@ -93,13 +100,8 @@ class StepCost:
         self._moments_FF = np.zeros((FEATURES, FEATURES))
         self._target_F = np.zeros(FEATURES)
         self._weights_F = np.zeros(FEATURES)
-        self._alike = np.zeros((*STAIRS, 5))
-        """Of steps that are alike: how many, at most MOST; means of their seconds at speed 1 and of the tokens read;
-        the doubt about these seconds when the last of them was noted, and its number."""
-        self._speed = np.array([1.0, 1.0, 0.0, 0.0, np.nan, USUAL])
-        """By what factor steps take longer just now; the doubt about it; how many steps were noted; the logarithm of
-        the factor by which those take longer that come after one of another kind; of that by which the latest step did,
-        if it was such a one and of a known kind; and the variance of the logarithm of one step's time."""
+        self._alike = np.zeros(STAIRS, dtype=ALIKE)
+        self._machine = np.array([(1.0, 1.0, 0.0, 0.0, np.nan, USUAL)], dtype=MACHINE)
         self._price = np.zeros(4)
         """What the price of a token that is read is computed from: how many steps, and sums over them of tokens times
         tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
@@ -153,7 +155,7 @@ class StepCost:
     @property
     def switching(self) -> float:
         """By what share a step takes longer that comes after one of another kind."""
-        return math.expm1(self._speed[3])
+        return math.expm1(self._machine[0]["switching"])
 
     @property
     def knows_prompts(self) -> bool:
@@ -187,7 +189,7 @@ class StepCost:
         self._learn()
         steps = np.zeros((len(rows), 4))
         steps[:, 0], steps[:, 1], steps[:, 2] = requests, rows, depths
-        return _doubts(steps, self._alike, self._speed)
+        return _doubts(steps, self._alike, self._machine)
 
     def _decodes(self, step: StepShape) -> float:
         """Of the step without its prompt rows."""
@@ -200,7 +202,7 @@ class StepCost:
     @property
     def _known(self) -> tuple[np.ndarray, ...]:
         """Of steps that only decode."""
-        return self._weights_F, self._alike, self._price, self._speed
+        return self._weights_F, self._alike, self._price, self._machine
 
     def _learn(self) -> None:
         """Take noted steps into the fit."""
@@ -275,43 +277,43 @@ def _each(price):
 
 
 @nb.njit(cache=True)
-def _predicted(steps_N4, weights_F, alike, price, speed):
-    seconds_N = np.empty(len(steps_N4))
+def _predicted(steps_N4, weights_F, alike, price, machine):
+    seconds_N, speed = np.empty(len(steps_N4)), machine[0]
     each = _each(price)
     for n in range(len(steps_N4)):
-        count, seconds, context = alike[_place(steps_N4[n])][:3]
+        mean = alike[_place(steps_N4[n])]
         fitted = (_features(steps_N4[n]) * weights_F).sum() + each * steps_N4[n, 3]
-        remembered = seconds + each * (steps_N4[n, 3] - context)
-        share = count**2 / (count**2 + FEW)
-        seconds_N[n] = max(1e-9, speed[0] * (fitted + share * (remembered - fitted)))
+        remembered = mean.seconds + each * (steps_N4[n, 3] - mean.context)
+        share = mean.count**2 / (mean.count**2 + FEW)
+        seconds_N[n] = max(1e-9, speed.factor * (fitted + share * (remembered - fitted)))
     return seconds_N
 
 
 @nb.njit(cache=True)
 def _doubt(mean, speed):
     """About the mean of a kind that was seen, as a share of the variance of one step's time: grown since."""
-    return mean[3] + APART * (speed[2] - mean[4])
+    return mean.doubt + APART * (speed.steps - mean.latest)
 
 
 @nb.njit(cache=True)
-def _doubts(steps_N4, alike, speed):
-    doubts_N = np.empty(len(steps_N4))
+def _doubts(steps_N4, alike, machine):
+    doubts_N, speed = np.empty(len(steps_N4)), machine[0]
     for n in range(len(steps_N4)):
         mean = alike[_place(steps_N4[n])]
-        doubts_N[n] = math.sqrt(speed[5] * (_doubt(mean, speed) if mean[0] else 1.0))
+        doubts_N[n] = math.sqrt(speed.variance * (_doubt(mean, speed) if mean.count else 1.0))
     return doubts_N
 
 
 @nb.njit(cache=True)
-def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, speed):
+def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine):
     """Take steps into the fit, the means of those that are like them, the price of tokens, and the machine's speed."""
     if weights_F.any():
-        expected_N = _predicted(steps_N6[:, :4], weights_F, alike, price, speed)
+        expected_N = _predicted(steps_N6[:, :4], weights_F, alike, price, machine)
         for n in range(len(steps_N6)):
-            if alike[_place(steps_N6[n])][0]:  # what is expected of others may be far off
+            if alike[_place(steps_N6[n])].count:  # what is expected of others may be far off
                 steps_N6[n, 4] = min(steps_N6[n, 4], OUTLIER * expected_N[n])
     for n in range(len(steps_N6)):
-        context, seconds = steps_N6[n, 3], _remember(steps_N6[n], alike, price, speed)
+        context, seconds = steps_N6[n, 3], _remember(steps_N6[n], alike, price, machine[0])
         # Relative errors count: each equation is divided by the step's time.
         rest = max(0.1 * seconds, seconds - _each(price) * context)
         features_F = _features(steps_N6[n]) / rest
@@ -333,36 +335,39 @@ def _remember(step, alike, price, speed):
     """
     context = step[3]
     mean = alike[_place(step)]
-    speed[2] += 1.0
-    speed[1] += FASTER
-    usual, speed[4] = speed[4], np.nan  # of the step before
-    if not mean[0]:
-        seconds = step[4] / speed[0] / (math.exp(speed[3]) if step[5] else 1.0)
-        mean[:] = np.array([1.0, seconds, context, 1.0, speed[2]])
+    speed.steps += 1.0
+    speed.doubt += FASTER
+    usual, speed.switched = speed.switched, np.nan  # of the step before
+    if not mean.count:
+        seconds = step[4] / speed.factor / (math.exp(speed.switching) if step[5] else 1.0)
+        mean.count, mean.seconds, mean.context = 1.0, seconds, context
+        mean.doubt, mean.latest = 1.0, speed.steps
         return seconds
     doubt = _doubt(mean, speed)
-    more = context - mean[2]
-    expected = max(0.1 * mean[1], mean[1] + _each(price) * more)
-    longer = math.log(step[4] / (speed[0] * expected))
+    more = context - mean.context
+    expected = max(0.1 * mean.seconds, mean.seconds + _each(price) * more)
+    longer = math.log(step[4] / (speed.factor * expected))
     if step[5]:
-        speed[4] = longer
-        longer -= speed[3]
+        speed.switched = longer
+        longer -= speed.switching
     elif not math.isnan(usual):
-        speed[3] = max(0.0, SWITCH_MEMORY * speed[3] + (1.0 - SWITCH_MEMORY) * min(max(usual - longer, -1.0), 1.0))
+        speed.switching = max(
+            0.0, SWITCH_MEMORY * speed.switching + (1.0 - SWITCH_MEMORY) * min(max(usual - longer, -1.0), 1.0)
+        )
     if doubt < KNOWN:
-        speed[5] = STEP_MEMORY * speed[5] + (1.0 - STEP_MEMORY) * min(longer**2, 1.0)
+        speed.variance = STEP_MEMORY * speed.variance + (1.0 - STEP_MEMORY) * min(longer**2, 1.0)
         longer = min(max(longer, -math.log(LATE)), math.log(LATE))
     seconds = expected * math.exp(longer)
-    price[:] = MEMORY * price + np.array([1.0, more**2, more * (seconds - mean[1]), (seconds - mean[1]) ** 2])
-    whole = 1.0 + doubt + speed[1]
-    speed[0] *= math.exp(speed[1] / whole * longer)
+    price[:] = MEMORY * price + np.array([1.0, more**2, more * (seconds - mean.seconds), (seconds - mean.seconds) ** 2])
+    whole = 1.0 + doubt + speed.doubt
+    speed.factor *= math.exp(speed.doubt / whole * longer)
     latest = doubt / whole
-    mean[0] = min(mean[0] + 1.0, MOST)
-    mean[1] *= math.exp(latest * longer)
-    mean[2] += latest * more
-    mean[1] += latest * _each(price) * more
-    speed[1] -= speed[1] ** 2 / whole
-    mean[3], mean[4] = doubt - doubt**2 / whole, speed[2]
+    mean.count = min(mean.count + 1.0, MOST)
+    mean.seconds *= math.exp(latest * longer)
+    mean.context += latest * more
+    mean.seconds += latest * _each(price) * more
+    speed.doubt -= speed.doubt**2 / whole
+    mean.doubt, mean.latest = doubt - doubt**2 / whole, speed.steps
     return seconds
 
 
@@ -380,11 +385,13 @@ def _fit(moments_FF, target_F, weights_F):
 
 
 @nb.njit(cache=True)
-def _fit_line(steps_Q6, weights_F, alike, price, speed):
+def _fit_line(steps_Q6, weights_F, alike, price, machine):
     """(seconds that any prompt rows add to a step, seconds that each adds): least squares of relative errors, and
     neither below zero. steps_Q6: requests, rows, depth, context, prompt rows, seconds."""
     known = weights_F.any()
-    decodes_Q = _predicted(steps_Q6[:, :4].copy(), weights_F, alike, price, speed) if known else np.zeros(len(steps_Q6))
+    decodes_Q = (
+        _predicted(steps_Q6[:, :4].copy(), weights_F, alike, price, machine) if known else np.zeros(len(steps_Q6))
+    )
     total, x, y, xx, xy, rows, took = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for q in range(len(steps_Q6)):
         prompt, seconds = steps_Q6[q, 4], steps_Q6[q, 5]

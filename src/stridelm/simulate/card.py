@@ -22,6 +22,8 @@ from stridelm.types import Request, Span, StepPlan
 
 Seconds = Callable[[Sequence[Span]], float]
 """How long a step of these spans takes."""
+Clock = Callable[[float], float]
+"""What the policy is told of a step that takes so long."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Emission:
 class Card:
     """Times are seconds of simulated time, which the caller advances."""
 
-    def __init__(self, limits: Limits, drafting: Drafting, depths: DepthPolicy, seconds: Seconds) -> None:
+    def __init__(
+        self, limits: Limits, drafting: Drafting, depths: DepthPolicy, seconds: Seconds, clock: Clock = float
+    ) -> None:
         self.limits, self.drafting = limits, drafting
         self.queue = Queue(limits.max_num_seqs)
         self.ledger = Ledger({"full": limits.num_pages}, limits.page_size, prefix_caching=False)
@@ -78,7 +82,7 @@ class Card:
         budget = Budget(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.planner = Planner(budget, depths, prompts, limits.lag)
         self._speculation = Speculation(drafter=drafting.drafter)
-        self._seconds = seconds
+        self._seconds, self._clock = seconds, clock
         self._jobs: dict[Request, Job] = {}
         self._arrivals = 0
         self.flights: deque[Flight] = deque()
@@ -162,7 +166,7 @@ class Card:
             0 if prompt else self._jobs[span.request].accepted(len(span.request.output_ids), span.depth)
             for span, prompt in zip(spans, prompts, strict=True)
         ]
-        self.planner.depths.landed(spans, accepted, seconds)
+        self.planner.depths.landed(spans, accepted, self._clock(seconds))
         alive = flight.transaction.commit(accepted)
         self.steps, self.rows = self.steps + 1, self.rows + flight.plan.rows
         emitted = []

@@ -51,6 +51,9 @@ class SimulationSettings:
     max_num_batched_tokens: int | None = option(None, "rows of a step (default: the recorded engine's)")
     num_pages: int | None = option(None, "pages of KV of a card (default: the recorded engine's)")
     itl_target_ms: float | None = option(None, "as of an engine (default: the recorded engine's)")
+    noise: float = option(
+        0.0, "how far off the clock is that policies go by: 1 as on two cores of a shared server, 0 not at all"
+    )
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,6 +69,7 @@ class SimulationSettings:
             settle_number(self, name, 1, 2**31 - 1, whole=True)
         settle_number(self, "num_warmups", 0, 2**31 - 1, whole=True, optional=True)
         settle_number(self, "itl_target_ms", 0.0, 1e6, optional=True)
+        settle_number(self, "noise", 0.0, 10.0)
         if not self.loads:
             raise ValueError("there is no load; give max_concurrency or request_rate")
         if self.routing is not None and self.cards == 1:

@@ -18,6 +18,7 @@ from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import ROUTES, Fleet
+from stridelm.simulate.noise import Noise
 from stridelm.simulate.settings import MAX_TOKENS, PROMPT_TOKENS, SimulationSettings
 from stridelm.simulate.table import PLAIN, CostTable
 from stridelm.simulate.workload import Job, read_acceptance
@@ -96,8 +97,14 @@ def fleet_of(table: CostTable, variant: Variant, settings: SimulationSettings) -
     costs, limits = table.drafters[variant.drafter], limits_of(table, settings)
     drafting = Drafting(variant.drafter, costs.rows_by_depth[: variant.depth + 1], variant.adaptive, costs.host_bound)
     cards = [
-        Card(limits, drafting, Adaptive() if variant.adaptive else Configured(StepCost()), costs.seconds)
-        for _ in range(settings.cards)
+        Card(
+            limits,
+            drafting,
+            Adaptive() if variant.adaptive else Configured(StepCost()),
+            costs.seconds,
+            Noise(settings.noise, settings.seed + number),
+        )
+        for number in range(settings.cards)
     ]
     return Fleet(cards, ROUTES[settings.routing or "least-outstanding"])
 
