@@ -129,6 +129,8 @@ class Adaptive:
         """Whether it is the one that the latest plan follows."""
         self._new: dict[int, int] = {}
         """Place in the table -> depth of a request that plans decided on first. It stands once a step has landed."""
+        self._came = 0
+        """How many such requests there were since the latest choice."""
         self._latest = DEEPEST
         """The choice made last, which stands."""
         self._standing = 0
@@ -202,6 +204,7 @@ class Adaptive:
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         if self._new:
             self.acceptance.known.requests_P["depth"][list(self._new)] = list(self._new.values())
+            self._came += len(self._new)
             self._new = {}
         if self._beside is not None:
             self._beside.steps += 1
@@ -213,7 +216,7 @@ class Adaptive:
         self._unseen += 1
         self._repeats -= 1
         first = not plain and not self.cost.knows_prompts and any(map(has_prompt, spans))
-        if self._unseen >= PAUSE or self._probing is not None or first:
+        if self._unseen >= PAUSE or self._probing is not None or first or self._are_others(len(spans)):
             self.settle()
 
     def settle(self) -> None:
@@ -226,12 +229,18 @@ class Adaptive:
             # Beside a prompt fewer decode than in the steps around it, and of what as many take less is known. As long
             # as nothing is drafted only probes tell anything new, and these are not waited for.
             pause = PAUSE * (1 if self._latest.depth else 4) * (2 if shape.prompt else 1)
-            if self._standing >= pause or not self._latest.is_for(len(readers.places_R)):
+            count = len(readers.places_R)
+            if self._standing >= pause or not self._latest.is_for(count) or self._are_others(count):
                 self._choose(load, readers, shape.context)
                 readers.write(self._allowed(readers, self._latest))
-                self._standing = self._repeats = 0
+                self._standing = self._repeats = self._came = 0
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
+
+    def _are_others(self, count: int) -> bool:
+        """Whether half of so many requests were not there when the latest choice was made: it went by how lucky others
+        were."""
+        return 2 * self._came >= max(1, count)
 
     def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
