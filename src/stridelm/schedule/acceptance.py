@@ -17,7 +17,7 @@ small. Whoever asks may leave it out, where trying costs too much.
 
 The loops are compiled, since they run at every step.
 
-Legend: P places in the table of requests (schedule/known.py), R requests, D levels, K drafters.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, K drafters, S steps.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -94,8 +94,10 @@ class Acceptance:
         return Readers(self.known, places_R)
 
     def learn(self, readers: Readers, accepted: Levels, reached: Levels) -> None:
-        """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted."""
-        _learn(*self._of(readers), np.asarray(accepted, dtype=np.uint8), np.asarray(reached, dtype=np.uint8))
+        """Of each request's draft the first `reached` levels were checked, and the first `accepted` were accepted; or
+        of several drafts one after another, [S, R]."""
+        accepted_SR, reached_SR = (np.atleast_2d(np.asarray(each, dtype=np.uint8)) for each in (accepted, reached))
+        _learn(*self._of(readers), accepted_SR, reached_SR)
 
     def chances(self, readers: Readers, depth: int, *, hoped: bool = True) -> np.ndarray:
         """[R, D] the chance that each level is reached and accepted, for D = depth; 0 beyond a request's own depth.
@@ -129,8 +131,14 @@ def _weights(requests_P, places_R):
 
 
 @nb.njit(cache=True)
-def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, reached_R):
+def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_SR, reached_SR):
     """Update all but the last two."""
+    for s in range(len(reached_SR)):
+        _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_SR[s], reached_SR[s])
+
+
+@nb.njit(cache=True)
+def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, reached_R):
     rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
     squares_K, known_K = np.zeros(len(variance_K)), np.zeros(len(variance_K))
     if not reached_R.any():

@@ -22,15 +22,16 @@ What is not chosen is not learnt about, so now and then a step probes a depth be
 
 Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
 
-Legend: P places in the table of requests (schedule/known.py), R requests, D levels, T least chances.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, S steps, T least chances.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
-from stridelm.schedule.depth_loops import all_free, choices, deepest_of, own_depths, pad, sums, trim, worth
+from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, sums, trim, worth
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
@@ -57,7 +58,7 @@ SLIGHT = 0.01
 CLEARLY = 0.02
 """By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
 what steps take is not known better than this."""
-PAUSE, LONG = 8, 64
+PAUSE, LONG = 16, 128
 """Steps between two choices, and most that are looked at together; and as many as any pause has."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
@@ -65,19 +66,29 @@ MANY = 32
 
 @dataclass(frozen=True)
 class _Landed:
-    """A step that has landed, or several of the same requests one after another in which nothing was drafted."""
+    """Steps of the same requests that have landed one after another. A step that does not only decode is alone."""
 
     spans: Sequence[Span]
-    plain: bool
-    """Whether all of them have one row."""
-    accepted: Sequence[int]
+    """Of the first step."""
+    decodes: bool
+    """Whether each span has one row but for its draft, of which the policy has a say."""
+    depths_S: list[Sequence[int]] = field(default_factory=list)
     """Levels of each span's draft."""
-    seconds: list[float | None]
-    """Of each of the steps."""
+    accepted_S: list[Sequence[int]] = field(default_factory=list)
+    """Those that were."""
+    contexts_S: list[int] = field(default_factory=list)
+    """Tokens before all rows."""
+    seconds_S: list[float | None] = field(default_factory=list)
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
-        """Whether a step with these spans, of one row each, is another one."""
-        return self.plain and [span.request for span in self.spans] == [span.request for span in spans]
+        """Whether a step with these spans, which only decodes, is another one."""
+        return self.decodes and [span.request for span in self.spans] == [span.request for span in spans]
+
+    def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        self.depths_S.append([span.depth for span in spans])
+        self.accepted_S.append(accepted)
+        self.contexts_S.append(sum([span.start for span in spans]))
+        self.seconds_S.append(seconds)
 
 
 @dataclass
@@ -158,7 +169,7 @@ class Adaptive:
                 self._parted.add(stair(len(requests)))
             load.awaited, load.unprobed = probe, -self._unseen  # those count once they are looked at
             self._probing = load
-        self._decided = requests, depths, probe
+        self._decided = list(requests), depths, probe
         return depths
 
     def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> tuple[Sequence[int], int | None]:
@@ -208,14 +219,13 @@ class Adaptive:
             self._new = {}
         if self._beside is not None:
             self._beside.steps += 1
-        plain = all(span.decides and span.rows == 1 for span in spans)
-        if plain and self._landed and self._landed[-1].goes_on(spans):
-            self._landed[-1].seconds.append(seconds)
-        else:
-            self._landed.append(_Landed(spans, plain, accepted, [seconds]))
+        decodes = all(span.decides and span.real == 1 and not span.request.all_or_nothing for span in spans)
+        if not (decodes and self._landed and self._landed[-1].goes_on(spans)):
+            self._landed.append(_Landed(spans, decodes))
+        self._landed[-1].add(spans, accepted, seconds)
         self._unseen += 1
         self._repeats -= 1
-        first = not plain and not self.cost.knows_prompts and any(map(has_prompt, spans))
+        first = not decodes and not self.cost.knows_prompts and any(map(has_prompt, spans))
         if self._unseen >= PAUSE or self._probing is not None or first or self._are_others(len(spans)):
             self.settle()
 
@@ -244,56 +254,51 @@ class Adaptive:
 
     def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
-        a step's shape; None if there are none."""
-        spans, accepted, times = steps.spans, steps.accepted, len(steps.seconds)
-        seconds = [each for each in steps.seconds if each is not None]
-        free, requests, others = spans, [span.request for span in spans], None
-        if not self._is_plain(spans, requests):
-            others, kept = shape_of(spans), [place for place, span in enumerate(spans) if is_free(span)]
-            free, accepted = [spans[place] for place in kept], [accepted[place] for place in kept]
-            requests = [span.request for span in free]
-        count = len(free)
-        readers, known = self.acceptance.read(requests), self.acceptance.known
-        depths_R, accepted_R = _levels([span.depth for span in free]), _levels(accepted)
-        often_D, (deepest, drafted, most, depth, tried) = sums(
-            known.requests_P, known.rows_PD, readers.places_R, depths_R
-        )
-        prompt = others is not None and others.prompt
-        if seconds and (prompt or not deepest):
-            shape = others or shape_of(spans)
-            for each in seconds:
-                self.cost.note(shape, each)
-            seconds = []  # nothing else is learnt from how long it took
+        the last step's shape; None if there are none."""
+        requests, known, whole = [span.request for span in steps.spans], self.acceptance.known, None
+        depths_S, accepted_S = steps.depths_S, steps.accepted_S
+        if not steps.decodes:
+            whole, kept = shape_of(steps.spans), [place for place, span in enumerate(steps.spans) if is_free(span)]
+            depths_S, accepted_S = ([_of(each, kept) for each in of_S] for of_S in (depths_S, accepted_S))
+            requests = [requests[place] for place in kept]
+        count = len(requests)
+        readers = self.acceptance.read(requests)
+        depths_SR, accepted_SR = _levels(depths_S), _levels(accepted_S)
+        often_D, deepest, most, steps_3S = sums(known.requests_P, known.rows_PD, readers.places_R, depths_SR)
+        drafted_S, depth_S, tried_S = steps_3S.tolist()
+        shapes_S = [
+            whole or StepShape(count, count + drafted, depth, context)
+            for drafted, depth, context in zip(drafted_S, depth_S, steps.contexts_S, strict=True)
+        ]
+        timed = [(place, each) for place, each in enumerate(steps.seconds_S) if each is not None]
+        if not deepest or (whole is not None and whole.prompt):
+            for place, seconds in timed:
+                self.cost.note(shapes_S[place], seconds)
+            timed = []  # nothing else is learnt from how long it took
         if not deepest:
             return None
-        self.figures.count((often_D * times).tolist(), drafted * times, most * times)
-        load = self._load(count)
-        shape = others or StepShape(count, count + drafted, depth, sum([span.start for span in spans]))
-        step = StepShape(count, self._padded(count, shape.rows, depth), depth, shape.context)
-        if seconds and self._standing < PAUSE <= self._standing + times and self.cost.knows_decodes:
-            expected = self.cost.one(step), self._tokens(readers, depths_R)
-            self.figures.compare((expected[0], seconds[0]), (expected[1], count + sum(accepted)))
-        self._standing += times
-        if drafted:
+        self.figures.count(often_D.tolist(), sum(drafted_S), most * len(depths_S))
+        if timed and self._standing < PAUSE <= self._standing + len(depths_S) and self.cost.knows_decodes:
+            place, seconds = timed[0]
+            expected = self.cost.one(self._padded(shapes_S[place])), self._tokens(readers, depths_SR[place])
+            self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted_S[place])))
+        self._standing += len(depths_S)
+        if any(drafted_S):
             # A level that there was room for and that nothing was drafted for failed like one that was refused.
-            self.acceptance.learn(readers, accepted_R, np.minimum(accepted_R + 1, depths_R))
-        for each in seconds:
+            self.acceptance.learn(readers, accepted_SR, np.minimum(accepted_SR + 1, depths_SR))
+        load = self._load(count)
+        for place, seconds in timed:
             if known.paced:
-                self._keep_paces(requests, accepted, each)
+                self._keep_paces(requests, accepted_S[place], seconds)
+            tried = tried_S[place]
             probed = tried if tried == load.awaited else None
             first = probed is not None and self.cost.untried(count, deepest) is not None
-            self.cost.note(step, each, tried)
+            self.cost.note(self._padded(shapes_S[place]), seconds, tried)
             load.unprobed += 1
             if probed is not None:
                 load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
                 self._standing = LONG
-        return readers, load, shape
-
-    def _is_plain(self, spans: Sequence[Span], requests: Sequence[Request]) -> bool:
-        """Whether the step only decodes, and the policy has a say in all of its depths."""
-        decode = [span.real if span.decides else 0 for span in spans].count(1) == len(spans)
-        known = self.acceptance.known
-        return decode and bool(all_free(known.requests_P, known.places(requests)))
+        return readers, load, shapes_S[-1]
 
     def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
         for request, levels in zip(requests, accepted, strict=True):
@@ -311,9 +316,8 @@ class Adaptive:
             depths, probe = self._decide(requests)
         readers = self.acceptance.read(requests)
         chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
-        rows = _rows(requests, depths)
-        rows = rows if prompt else self._padded(len(requests), rows, max(depths))
-        step = StepShape(len(requests), rows, max(depths), sum(map(first_row, requests)), prompt)
+        step = StepShape(len(requests), _rows(requests, depths), max(depths), sum(map(first_row, requests)), prompt)
+        step = step if prompt else self._padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
@@ -426,9 +430,11 @@ class Adaptive:
         filled = self.stairs.fillings(count, deepest)
         return np.sort(np.concatenate((LEAST, ordered[len(ordered) - filled[filled < len(ordered)]])))
 
-    def _padded(self, count: int, rows: int, depth: int) -> int:
-        """Rows that a step of so many requests, drafted to this depth, is padded to."""
-        return rows if self.stairs is None or not depth else self.stairs.up(count, rows, depth)
+    def _padded(self, step: StepShape) -> StepShape:
+        """The step, which only decodes, with the rows that it is padded to."""
+        if self.stairs is None or not step.depth:
+            return step
+        return replace(step, rows=self.stairs.up(step.requests, step.rows, step.depth))
 
 
 def _rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
@@ -436,9 +442,13 @@ def _rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
     return len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
 
 
-def _levels(each: Sequence[int]) -> np.ndarray:
-    """[R] uint8. The fastest way: a buffer, which numpy need not convert."""
-    return np.frombuffer(bytearray(each), np.uint8)
+def _of(each: Sequence[int], places: Sequence[int]) -> Sequence[int]:
+    return [each[place] for place in places]
+
+
+def _levels(each_S: Sequence[Sequence[int]]) -> np.ndarray:
+    """[S, R] uint8. The fastest way: a buffer, which numpy need not convert."""
+    return np.frombuffer(bytearray(chain.from_iterable(each_S)), np.uint8).reshape(len(each_S), -1)
 
 
 @cache

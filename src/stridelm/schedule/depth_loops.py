@@ -1,6 +1,6 @@
 """The loops over a step's requests when depths are chosen (adaptive.py), compiled since they run between steps.
 
-Legend: P places in the table of requests (schedule/known.py), R requests, D levels, T least chances, S stairs.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, S stairs or steps, T least chances.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -118,27 +118,21 @@ def own_depths(requests_P, places_R, probe):
 
 
 @nb.njit(cache=True)
-def all_free(requests_P, places_R):
-    """Whether the policy has a say in all of their depths."""
-    free = True
-    for place in places_R:
-        free &= requests_P[place].free
-    return free
-
-
-@nb.njit(cache=True)
-def sums(requests_P, rows_PD, places_R, depths_R):
-    """[D + 1] how many drafted so many levels; and of the step: most levels of any adaptive request, rows drafted, and
-    those of the full drafts, the depth of the deepest draft, and of the deepest of an adaptive request."""
-    often_D = np.zeros(rows_PD.shape[1], dtype=np.int64)
-    deepest, drafted, most, depth, tried = 0, 0, 0, 0, 0
+def sums(requests_P, rows_PD, places_R, depths_SR):
+    """[D + 1] how often so many levels were drafted; most levels of any adaptive request; rows of full drafts; and of
+    each step, [3, S], rows drafted, the depth of the deepest draft, and of the deepest of an adaptive request."""
+    often_D, steps_3S = np.zeros(rows_PD.shape[1], dtype=np.int64), np.zeros((3, len(depths_SR)), dtype=np.int64)
+    deepest, most = 0, 0
     for r in range(len(places_R)):
         request = requests_P[places_R[r]]
-        level = int(depths_R[r])
-        often_D[level] += 1
-        drafted += rows_PD[places_R[r], level]
         most += rows_PD[places_R[r], request.levels]
-        depth = max(depth, level)
         if request.adaptive:
-            deepest, tried = max(deepest, request.levels), max(tried, level)
-    return often_D, (deepest, drafted, most, depth, tried)
+            deepest = max(deepest, request.levels)
+        for s in range(len(depths_SR)):
+            level = int(depths_SR[s, r])
+            often_D[level] += 1
+            steps_3S[0, s] += rows_PD[places_R[r], level]
+            steps_3S[1, s] = max(steps_3S[1, s], level)
+            if request.adaptive:
+                steps_3S[2, s] = max(steps_3S[2, s], level)
+    return often_D, deepest, most, steps_3S

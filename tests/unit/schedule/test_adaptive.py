@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.probes import SOONEST
+from stridelm.schedule.probes import SOONEST, Chosen
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_shape import StepShape
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -349,6 +350,60 @@ def test_landings_are_looked_at_together() -> None:
     run.requests[0] = run._request()
     run.run(1)
     assert policy.acceptance.read(run.requests).known.requests_P["depth"].min() >= 0
+
+
+def test_what_was_decided_is_said_again() -> None:
+    """As long as the requests are the same, nothing was chosen anew and no probe is due."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.9] * 4, small, life=math.inf).run(1200)
+    decided, decide = [], policy._decide
+
+    def counted(*arguments: Any) -> tuple[Sequence[int], int | None]:
+        decided.append(len(run.depths))
+        return decide(*arguments)
+
+    policy._decide = counted  # type: ignore[assignment,method-assign]
+    run.run(10 * PAUSE)
+    assert len(decided) < 4 * PAUSE  # after each of ten choices, and for probes
+    before = len(decided)
+    run.requests[1] = run._request()
+    run.run(1)
+    assert len(decided) == before + 1
+
+
+@pytest.mark.parametrize(("newcomers", "anew"), [(1, False), (2, True)])
+def test_a_choice_goes_by_who_is_there(newcomers: int, anew: bool) -> None:
+    """Once half of the requests are others it is made anew, however long depth 0 would stand."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.0] * 4, small, life=math.inf).run(900)
+    while policy._probing is not None or policy._unseen or policy._standing != PAUSE:
+        run.run(1)
+    for place in range(newcomers):
+        run.requests[place] = run._request()
+    run.run(1)
+    assert not any(run.depths[-1])
+    assert policy._standing == (0 if anew else PAUSE) and bool(policy._unseen) == (not anew)
+
+
+def test_a_choice_beside_prompts_stands_too() -> None:
+    """For some steps, as long as as many are to join."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.6] * 8, dense).run(100)
+    made, best = [], policy._best_beside
+
+    def counted(*arguments: Any) -> Chosen:
+        made.append(arguments[2])
+        return best(*arguments)
+
+    policy._best_beside = counted  # type: ignore[assignment,method-assign]
+    for joining in (3, 3, 3, 2, 2, 3):
+        depths = policy.depths(run.requests, Others(reads=True, joining=joining))
+        policy.landed([Span(each, 50, 1, depth, depth) for each, depth in zip(run.requests, depths)], [0] * 8, 1e-3)
+    assert made == [3, 2, 3]
+    for _ in range(PAUSE):
+        policy.depths(run.requests, Others(reads=True, joining=3))
+        policy.landed([Span(each, 50, 1) for each in run.requests], [0] * 8, 1e-3)
+    assert made == [3, 2, 3, 3]
 
 
 def test_drafting_begins_for_a_clear_gain() -> None:
