@@ -70,6 +70,7 @@ class _Landed:
 
     spans: Sequence[Span]
     """Of the first step."""
+    requests: list[Request]
     decodes: bool
     """Whether each span has one row but for its draft, of which the policy has a say."""
     depths_S: list[Sequence[int]] = field(default_factory=list)
@@ -79,10 +80,6 @@ class _Landed:
     contexts_S: list[int] = field(default_factory=list)
     """Tokens before all rows."""
     seconds_S: list[float | None] = field(default_factory=list)
-
-    def goes_on(self, spans: Sequence[Span]) -> bool:
-        """Whether a step with these spans, which only decodes, is another one."""
-        return self.decodes and [span.request for span in self.spans] == [span.request for span in spans]
 
     def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         self.depths_S.append([span.depth for span in spans])
@@ -219,9 +216,12 @@ class Adaptive:
             self._new = {}
         if self._beside is not None:
             self._beside.steps += 1
-        decodes = all(span.decides and span.real == 1 and not span.request.all_or_nothing for span in spans)
-        if not (decodes and self._landed and self._landed[-1].goes_on(spans)):
-            self._landed.append(_Landed(spans, decodes))
+        requests = [span.request for span in spans]
+        decodes = all(span.decides and span.real == 1 for span in spans)
+        decodes = decodes and not any(request.all_or_nothing for request in requests)
+        latest = self._landed[-1] if self._landed else None
+        if latest is None or not (decodes and latest.decodes and latest.requests == requests):
+            self._landed.append(_Landed(spans, requests, decodes))
         self._landed[-1].add(spans, accepted, seconds)
         self._unseen += 1
         self._repeats -= 1
@@ -255,7 +255,7 @@ class Adaptive:
     def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
         the last step's shape; None if there are none."""
-        requests, known, whole = [span.request for span in steps.spans], self.acceptance.known, None
+        requests, known, whole = steps.requests, self.acceptance.known, None
         depths_S, accepted_S = steps.depths_S, steps.accepted_S
         if not steps.decodes:
             whole, kept = shape_of(steps.spans), [place for place, span in enumerate(steps.spans) if is_free(span)]
