@@ -22,7 +22,6 @@ OF_ONE = np.dtype(
         ("drafter", np.int64),
         ("levels", np.int64),
         ("adaptive", np.bool_),
-        ("free", np.bool_),
         ("weight", np.float64),
         ("fortune", np.float64),
         ("checks", np.int64),
@@ -30,10 +29,10 @@ OF_ONE = np.dtype(
     ],
     align=True,
 )
-"""drafter: its number. levels: that it may draft. adaptive: fewer may be chosen. free: not `all_or_nothing`. weight:
-what its tokens count for (schedule/urgency.py). fortune: how much likelier its drafts are to be accepted than those of
-others, as log-odds (schedule/acceptance.py). checks: levels of its drafts that were checked so far. depth: levels that
-it is to draft; -1 before that was decided."""
+"""drafter: its number. levels: that it may draft. adaptive: fewer may be chosen. weight: what its tokens count for
+(schedule/urgency.py). fortune: how much likelier its drafts are to be accepted than those of others, as log-odds
+(schedule/acceptance.py). checks: levels of its drafts that were checked so far. depth: levels that it is to draft; -1
+before that was decided."""
 UNDECIDED = -1
 
 
@@ -86,8 +85,7 @@ class Known:
         request.ticket = Ticket(self._free.pop(), self._free)
         place, levels = request.ticket.index, len(rows) - 1
         number = self.drafters.setdefault(drafter, len(self.drafters))
-        free = not request.all_or_nothing
-        self.requests_P[place] = (number, levels, request.adaptive, free, weight(request), 0.0, 0, UNDECIDED)
+        self.requests_P[place] = (number, levels, request.adaptive, weight(request), 0.0, 0, UNDECIDED)
         if levels > self.levels:
             self.rows_PD = np.pad(self.rows_PD, ((0, 0), (0, levels - self.levels)), mode="edge")
         self.rows_PD[place, : levels + 1], self.rows_PD[place, levels + 1 :] = rows, rows[-1]
