@@ -26,7 +26,7 @@ assert len(loops) > 5 and all(loop.overloads for loop in loops.values()), loops
 assert engine.adaptive is None and before > 10, before
 speculation = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
 for number, target in enumerate((None, 1e4, None)):
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, speculation=speculation, target_tps=target)
+    params = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True, speculation=speculation, target_tps=target)
     engine.add(str(number), [1, 2, 3] * 9, params)
 engine.add("one that does not choose", [1, 2, 3], SamplingParams(max_tokens=5))
 while engine.busy:
