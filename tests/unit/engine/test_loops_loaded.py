@@ -24,10 +24,10 @@ before = loaded()
 loops = {name: loop for name, loop in vars(adaptive).items() if isinstance(loop, Dispatcher)}
 assert len(loops) > 5 and all(loop.overloads for loop in loops.values()), loops
 assert engine.adaptive is None and before > 10, before
-speculation = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
+asked = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
+asked["speculation"] = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
 for number, target in enumerate((None, 1e4, None)):
-    params = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True, speculation=speculation, target_tps=target)
-    engine.add(str(number), [1, 2, 3] * 9, params)
+    engine.add(str(number), [1, 2, 3] * 9, SamplingParams(**asked, target_tps=target))
 engine.add("one that does not choose", [1, 2, 3], SamplingParams(max_tokens=5))
 while engine.busy:
     engine.step()
