@@ -29,7 +29,7 @@ Legend: P places in the table of requests (schedule/known.py), R requests, D lev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 
@@ -41,6 +41,7 @@ from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, sums, trim, worth
 from stridelm.schedule.known import UNDECIDED
+from stridelm.schedule.landings import Landed, Landings
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import first_row, has_prompt
@@ -58,34 +59,26 @@ SLIGHT = 0.01
 CLEARLY = 0.02
 """By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
 what steps take is not known better than this."""
-PAUSE, LONG = 16, 128
-"""Steps between two choices, and most that are looked at together; and as many as any pause has."""
+PAUSE = 16
+"""Steps between two choices, and most that are looked at together."""
+PLAINLY, BESIDE = 4, 2
+"""How many times as long depth 0 stands, and a choice if the steps read prompts."""
+LONG = PAUSE * PLAINLY * BESIDE
+"""Steps after which a choice is due in any case."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
 
 
-@dataclass(frozen=True)
-class _Landed:
-    """Steps of the same requests that have landed one after another. A step that does not only decode is alone."""
+@dataclass
+class _Decided:
+    """What each of these requests drafts."""
 
-    spans: Sequence[Span]
-    """Of the first step."""
     requests: list[Request]
-    decodes: bool
-    """Whether each span has one row but for its draft, of which the policy has a say."""
-    depths_S: list[Sequence[int]] = field(default_factory=list)
-    """Levels of each span's draft."""
-    accepted_S: list[Sequence[int]] = field(default_factory=list)
-    """Those that were."""
-    contexts_S: list[int] = field(default_factory=list)
-    """Tokens before all rows."""
-    seconds_S: list[float | None] = field(default_factory=list)
-
-    def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        self.depths_S.append([span.depth for span in spans])
-        self.accepted_S.append(accepted)
-        self.contexts_S.append(sum([span.start for span in spans]))
-        self.seconds_S.append(seconds)
+    depths: Sequence[int]
+    probe: int | None = None
+    """The depth that is probed, if one is."""
+    repeats: int = 0
+    """Steps for which the same can be said of them, if nothing is written and no prompt is read."""
 
 
 @dataclass
@@ -127,10 +120,8 @@ class Adaptive:
         self.figures = DepthFigures()
         self._loads: dict[int, Load] = {}
         """Number of requests, as a stair -> what is done."""
-        self._decided: tuple[Sequence[Request], Sequence[int], int | None] = (), (), None
-        """For which requests depths were decided last, which, and the one that is probed."""
-        self._repeats = 0
-        """Steps for which the same can be said of these requests, if nothing is written and no prompt is read."""
+        self._decided = _Decided([], [])
+        """By the latest plan."""
         self._beside: _Beside | None = None
         """The latest choice for steps that go on with prompts."""
         self._reads = False
@@ -143,10 +134,7 @@ class Adaptive:
         """The choice made last, which stands."""
         self._standing = 0
         """Steps for which depths have been what they are; LONG once they are to be decided on again."""
-        self._landed: list[_Landed] = []
-        """Steps that have landed and were not looked at yet."""
-        self._unseen = 0
-        """How many these are."""
+        self._unseen = Landings()
         self._probing: Load | None = None
         """Of the latest step that was to probe a depth."""
 
@@ -156,32 +144,33 @@ class Adaptive:
             readers = self.acceptance.read(requests)
             best = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
             self._beside = _Beside(best, others.joining)
-        if self._repeats > 0 and not (self._reads or others.asked) and self._decided[0] == requests:
-            return self._decided[1]
-        depths, probe = self._decide(requests, others)
+        decided = self._decided
+        if decided.repeats > 0 and not (self._reads or others.asked) and decided.requests == requests:
+            return decided.depths
+        decided = self._decided = self._decide(requests, others)
+        depths, probe = decided.depths, decided.probe
         # A request whose drafter lacks some of its KV gets that instead of a draft.
         if probe is not None and not any(request.behind for request, depth in zip(requests, depths) if depth):
             load = self._load(len(requests))
             if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))
-            load.awaited, load.unprobed = probe, -self._unseen  # those count once they are looked at
+            load.awaited, load.unprobed = probe, -self._unseen.count  # those count once they are looked at
             self._probing = load
-        self._decided = list(requests), depths, probe
         return depths
 
-    def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> tuple[Sequence[int], int | None]:
-        """What each request drafts, and the depth that is probed, if one is. All requests of a step share its cost, so
-        those that are asked for after others follow the choice made for as many as all."""
-        self._repeats = 0
+    def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> _Decided:
+        """All requests of a step share its cost, so those that are asked for after others follow the choice made for as
+        many as all."""
         if self._reads and self._beside is not None:
             allowed_R = self._allowed(self.acceptance.read(requests), self._beside.chosen, hoped=False)
-            return allowed_R.tolist(), None
+            return _Decided(list(requests), allowed_R.tolist())
         known = self.acceptance.known
         places_R = known.places(requests)
-        deepest, chosen, probe = deepest_of(known.requests_P, places_R), DEEPEST, None
+        deepest, chosen, probe, repeats = deepest_of(known.requests_P, places_R), DEEPEST, None, 0
         if deepest:
             chosen = self._standing_for(len(requests) + others.asked)
-            probe = None if others.asked else self._probe(chosen, len(requests), deepest, others.reads)
+        if deepest and not others.asked:
+            probe, repeats = self._probe(chosen, len(requests), deepest, others.reads)
         depths_R, young = own_depths(known.requests_P, places_R, UNDECIDED if probe is None else probe)
         if probe is not None and self._parts(len(requests), deepest):
             depths_R[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2])
@@ -192,7 +181,7 @@ class Adaptive:
         depths: list[int] = depths_R.tolist()
         if deepest and probe is None and self.stairs is not None and not others.asked:
             depths = self._trimmed(requests, depths, chosen.rows, self.stairs)
-        return depths, probe
+        return _Decided(list(requests), depths, probe, repeats)
 
     def _trimmed(self, requests: Sequence[Request], depths: list[int], most: int, stairs: RowStairs) -> list[int]:
         """These depths, without the least likely levels that do not fit into the rows that were chosen."""
@@ -216,34 +205,27 @@ class Adaptive:
             self._new = {}
         if self._beside is not None:
             self._beside.steps += 1
-        requests = [span.request for span in spans]
-        decodes = all(span.decides and span.real == 1 for span in spans)
-        decodes = decodes and not any(request.all_or_nothing for request in requests)
-        latest = self._landed[-1] if self._landed else None
-        if latest is None or not (decodes and latest.decodes and latest.requests == requests):
-            self._landed.append(_Landed(spans, requests, decodes))
-        self._landed[-1].add(spans, accepted, seconds)
-        self._unseen += 1
-        self._repeats -= 1
-        first = not decodes and not self.cost.knows_prompts and any(map(has_prompt, spans))
-        if self._unseen >= PAUSE or self._probing is not None or first or self._are_others(len(spans)):
+        landed = self._unseen.add(spans, accepted, seconds)
+        self._decided.repeats -= 1
+        first = not landed.decodes and not self.cost.knows_prompts and any(map(has_prompt, spans))
+        if self._unseen.count >= PAUSE or self._probing is not None or first or self._are_others(len(spans)):
             self.settle()
 
     def settle(self) -> None:
         """Look at all steps that have landed."""
-        landed, self._landed, self._unseen, latest = self._landed, [], 0, None
-        for steps in landed:
+        latest = None
+        for steps in self._unseen.take():
             latest = self._look(steps) or latest
         if latest is not None:
             readers, load, shape = latest
             # Beside a prompt fewer decode than in the steps around it, and of what as many take less is known. As long
             # as nothing is drafted only probes tell anything new, and these are not waited for.
-            pause = PAUSE * (1 if self._latest.depth else 4) * (2 if shape.prompt else 1)
+            pause = PAUSE * (1 if self._latest.depth else PLAINLY) * (BESIDE if shape.prompt else 1)
             count = len(readers.places_R)
             if self._standing >= pause or not self._latest.is_for(count) or self._are_others(count):
                 self._choose(load, readers, shape.context)
                 readers.write(self._allowed(readers, self._latest))
-                self._standing = self._repeats = self._came = 0
+                self._standing = self._came = self._decided.repeats = 0
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
 
@@ -252,7 +234,7 @@ class Adaptive:
         were."""
         return 2 * self._came >= max(1, count)
 
-    def _look(self, steps: _Landed) -> tuple[Readers, Load, StepShape] | None:
+    def _look(self, steps: Landed) -> tuple[Readers, Load, StepShape] | None:
         """At one step, or several. Returns those of the requests whose depths are chosen, what is done at as many, and
         the last step's shape; None if there are none."""
         requests, known, whole = steps.requests, self.acceptance.known, None
@@ -311,17 +293,18 @@ class Adaptive:
         deepest = deepest_of(known.requests_P, known.places(requests))
         if not deepest:
             return None
-        decided, depths, probe = self._decided
-        if list(decided) != list(requests):
-            depths, probe = self._decide(requests)
+        decided = self._decided
+        if decided.requests != list(requests):
+            decided = self._decide(requests)
         readers = self.acceptance.read(requests)
         chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
-        step = StepShape(len(requests), _rows(requests, depths), max(depths), sum(map(first_row, requests)), prompt)
+        depths, context = decided.depths, sum(map(first_row, requests))
+        step = StepShape(len(requests), _rows(requests, depths), max(depths), context, prompt)
         step = step if prompt else self._padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
-            probes=probe is not None,
+            probes=decided.probe is not None,
             least=chosen.least,
             chances=self.acceptance.chances(readers, deepest, hoped=not self._reads).round(4).tolist(),
             seconds=self.cost.one(step) if known_cost else None,
@@ -342,20 +325,19 @@ class Adaptive:
         """[R] levels that requests are to draft by this choice; their own, if they are not adaptive."""
         return self.acceptance.allowed(readers, chosen.depth, chosen.least, hoped=hoped)
 
-    def _probe(self, chosen: Chosen, count: int, deepest: int, reads: bool) -> int | None:
-        """The depth to be probed now, if any: first each once, the deepest first. A step with prompts says nothing of
-        what drafts cost, so a probe waits for one without; not for ever, since prompts may wait for room. Where
-        drafters' KV is behind, asking for a draft brings that up to date, and the probe is still due in the next
-        step."""
+    def _probe(self, chosen: Chosen, count: int, deepest: int, reads: bool) -> tuple[int | None, int]:
+        """The depth to be probed now, if any: first each once, the deepest first; and after how many steps one is due.
+        A step with prompts says nothing of what drafts cost, so a probe waits for one without; not for ever, since
+        prompts may wait for room. Where drafters' KV is behind, asking for a draft brings that up to date, and the
+        probe is still due in the next step."""
         load, untried = self._load(count), self.cost.untried(count, deepest)
         if self._parts(count, deepest):
             untried = deepest
         interval = load.interval if untried is None else 1
-        steps = load.unprobed + self._unseen + 1
-        self._repeats = interval - steps
+        steps = load.unprobed + self._unseen.count + 1
         if steps < (max(SOONEST, 2 * interval) if reads else interval):
-            return None
-        return load.due(chosen.depth, deepest) if untried is None else untried
+            return None, interval - steps
+        return load.due(chosen.depth, deepest) if untried is None else untried, 0
 
     def _parts(self, count: int, deepest: int) -> bool:
         """Whether it is time to have every second request draft to the deepest depth: once, after each depth was tried

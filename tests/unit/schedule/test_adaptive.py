@@ -338,7 +338,7 @@ def test_landings_are_looked_at_together() -> None:
     settle = policy.settle
 
     def counted() -> None:
-        looks.append(policy._unseen)
+        looks.append(policy._unseen.count)
         settle()
 
     policy.settle = counted  # type: ignore[method-assign]
@@ -346,7 +346,7 @@ def test_landings_are_looked_at_together() -> None:
     assert looks == [PAUSE] or any(map(any, run.depths[-PAUSE:]))
     while not any(run.depths[-1]):
         run.run(1)
-    assert not policy._unseen, "a probe was not looked at"
+    assert not policy._unseen.count, "a probe was not looked at"
     run.requests[0] = run._request()
     run.run(1)
     assert policy.acceptance.read(run.requests).known.requests_P["depth"].min() >= 0
@@ -358,7 +358,7 @@ def test_what_was_decided_is_said_again() -> None:
     run = Simulation(policy, [0.9] * 4, small, life=math.inf).run(1200)
     decided, decide = [], policy._decide
 
-    def counted(*arguments: Any) -> tuple[Sequence[int], int | None]:
+    def counted(*arguments: Any) -> Any:
         decided.append(len(run.depths))
         return decide(*arguments)
 
@@ -376,13 +376,13 @@ def test_a_choice_goes_by_who_is_there(newcomers: int, anew: bool) -> None:
     """Once half of the requests are others it is made anew, however long depth 0 would stand."""
     policy = Adaptive()
     run = Simulation(policy, [0.0] * 4, small, life=math.inf).run(900)
-    while policy._probing is not None or policy._unseen or policy._standing != PAUSE:
+    while policy._probing is not None or policy._unseen.count or policy._standing != PAUSE:
         run.run(1)
     for place in range(newcomers):
         run.requests[place] = run._request()
     run.run(1)
     assert not any(run.depths[-1])
-    assert policy._standing == (0 if anew else PAUSE) and bool(policy._unseen) == (not anew)
+    assert policy._standing == (0 if anew else PAUSE) and bool(policy._unseen.count) == (not anew)
 
 
 def test_a_choice_beside_prompts_stands_too() -> None:

@@ -50,8 +50,9 @@ class Machine:
     """Steps of a small model on a CPU core. A step after one of another kind takes longer."""
 
     level: float
-    """Seconds of a level of drafts, and 55 us for each request besides."""
+    """Seconds of a level of drafts."""
     each: float
+    """And for each request besides."""
     kind: tuple[bool, int] | None = field(init=False, default=None)
 
     def __call__(self, spans: Sequence[Span]) -> float:

@@ -69,8 +69,8 @@ class InProcess:
             variant.lossless,
             repeats,
             variant.simulated,
-            variant.drafter,
-            variant.speculation.adaptive,
+            drafter=variant.drafter,
+            adaptive=variant.speculation.adaptive,
         )
 
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
