@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from stridelm.types import ForwardBatch
@@ -25,17 +26,23 @@ def without_padding(batch: ForwardBatch) -> ForwardBatch:
         return batch
     if not live_N.all():
         batch = _only(batch, torch.from_numpy(live_N))
-    nodes = (batch.decision_index.flatten() >= 0).nonzero()[:, 0]
-    renumbered = torch.full_like(batch.decision_index.flatten(), -1)
-    renumbered[nodes] = torch.arange(len(nodes))
+    index = batch.decision_index.numpy()
+    exists = index >= 0
+    nodes = np.flatnonzero(exists)
+    renumbered = np.full_like(index, -1)
+    renumbered[exists] = np.arange(len(nodes))
+
+    def chosen(each_M: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(each_M.numpy()[nodes])
+
     return replace(
         batch,
         grid=False,
-        decisions=batch.decisions[nodes],
-        decision_span=batch.decision_span[nodes],
-        decision_draft=batch.decision_draft[nodes],
-        decision_index=renumbered.view_as(batch.decision_index),
-        decision_host=batch.decision_host[nodes.numpy()],
+        decisions=chosen(batch.decisions),
+        decision_span=chosen(batch.decision_span),
+        decision_draft=chosen(batch.decision_draft),
+        decision_index=torch.from_numpy(renumbered),
+        decision_host=batch.decision_host[nodes],
         every_row=False,
     )
 
