@@ -96,6 +96,7 @@ class Turns:
     def __init__(self, chosen: Adaptive) -> None:
         self.chosen, self.cost = chosen, chosen.cost
         self.fixed: int | None = None
+        self.rests = False
         self.begin()
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ import enum
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stridelm.stats import RequestStats
 
@@ -70,6 +70,15 @@ class DraftKV:
     """Tokens after an entry's own that the entry depends on."""
     may_wait: bool = False
     """Whether its entries may be computed some steps later than the target's."""
+
+
+class Found(NamedTuple):
+    """What a drafter has found before a step is planned."""
+
+    levels: int
+    """Of the next draft."""
+    evidence: int
+    """A class: drafts of one class are about as likely to be accepted."""
 
 
 class Ticket:
@@ -133,6 +142,8 @@ class Request:
     """Where its drafts may come from, by number (`Draft.source`)."""
     behind: int = 0
     """Its last tokens that this KV lacks, because steps that draft nothing leave it to a later one."""
+    found: Found | None = None
+    """For the next draft, where its drafter looks before the step is planned; None: it does not."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -186,13 +197,13 @@ class Span:
         return self.start + self.rows
 
 
-Cause = Literal["prompt", "plain", "window", "asked", "behind", "ending", "room", "probe", "chosen"]
+Cause = Literal["prompt", "plain", "window", "asked", "behind", "ending", "found", "room", "probe", "chosen"]
 """Why a span has the draft that it has.
 
 prompt: it does not decide, or it ends a prompt that the drafter has to see first. plain: the request drafts nothing.
 window: it has all of its window or nothing. asked: the request's own depth. behind: drafters' KV is brought up to date
-first. ending: a deeper one could emit no more tokens. room: rows or pages were short. probe: the depth is tried only to
-learn about it. chosen: it makes the most tokens per second.
+first. ending: a deeper one could emit no more tokens. found: its drafter has found no more. room: rows or pages were
+short. probe: the depth is tried only to learn about it. chosen: it makes the most tokens per second.
 """
 
 

@@ -50,7 +50,7 @@ def test_identity(stands: dict[str, Stand], way: str, drafter: str, temperature:
     llm = stand.llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4)
     check_identity(stand, jobs, llm=llm)
     policy = llm.engine.steps.planner.depths
-    assert isinstance(policy, Adaptive) and policy._loads, "nothing was chosen"
+    assert isinstance(policy, Adaptive) and policy.figures.depths, "nothing was chosen"
 
 
 def test_urgency_changes_no_token(stands: dict[str, Stand]) -> None:

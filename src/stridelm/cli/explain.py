@@ -21,6 +21,7 @@ CAUSES = {
     "asked": "its own depth",
     "behind": "its drafter catches up first",
     "ending": "ends too soon to use more",
+    "found": "its drafter found no more",
     "room": "rows or pages were short",
     "probe": "tried, to learn what it brings",
     "chosen": "most tokens per second",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBatch, Request, Span, Verdict
+from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBatch, Found, Request, Span, Verdict
 from stridelm.upload import upload
 
 if TYPE_CHECKING:
@@ -105,6 +105,9 @@ class Drafter:
     follows: ClassVar[bool] = False
     """It guesses chains with layers of its own, and `observe` keeps these up to date whoever drafts, so that another
     drafter may draft with it."""
+    looks_ahead: ClassVar[bool] = False
+    """Where steps land before the next is planned, it is asked what it will draft (`found`), and rows are planned for
+    that alone."""
     needs_states: ClassVar[bool] = False
     """It guesses from what steps have computed of the request's last tokens, so it has nothing in the step that ends a
     prompt."""
@@ -190,6 +193,11 @@ class Drafter:
         """Spans of one kind may share a Group; those whose drafts differ in skeleton must differ in kind. Depends on
         the request's speculation and on the draft's depth alone."""
         return None
+
+    def found(self, requests: Sequence[Request], table: TokenTable) -> Sequence[Found]:
+        """What each request's next draft will have if there is room for all of it. For drafters that look ahead; all
+        requests are running, and nothing of theirs is in flight."""
+        raise NotImplementedError
 
     def propose(self, group: Group) -> Draft:
         """Draft for the group's spans, up to each one's bound. The draft is as wide as the widest bound among them."""

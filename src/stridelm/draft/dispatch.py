@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -59,6 +59,17 @@ class Drafters:
         for drafter in self._made.values():
             drafter.forget()
 
+    def look_ahead(self, requests: Sequence[Request]) -> None:
+        """Note what drafters have found for the next drafts of running requests, of which nothing is in flight."""
+        looking: dict[str, list[Request]] = {}
+        for request in requests:
+            drafter = self._of(request)
+            if drafter.looks_ahead:
+                looking.setdefault(drafter.name, []).append(request)
+        for name, mine in looking.items():
+            for request, found in zip(mine, self._made[name].found(mine, self._table), strict=True):
+                request.found = found
+
     def reads_every_row(self, span: Span) -> bool:
         return self._of(span.request).reads_every_row
 
@@ -83,8 +94,12 @@ class Drafters:
     ) -> Draft:
         """One Draft for all spans of the step. ask: replaces the call of a drafter's `propose`, if there is a quicker
         way. hosted: what `propose_on_host` has returned for these spans. bounds: as in Group."""
-        drafting = [i for i, span in enumerate(spans) if span.draft and not self._of(span.request).host_bound]
+        drafters = [self._of(span.request) for span in spans]
+        drafting = [i for i, span in enumerate(spans) if span.draft and not drafters[i].host_bound]
         if drafting:
+            # Where one drafter looks everything up, it need not be told apart for whom it found nothing.
+            if all(drafter is drafters[0] for drafter in drafters) and drafters[0].looks_ahead:
+                drafting = list(range(len(spans)))
             return self._proposed(spans, slots, drafting, ask, hosted, bounds)
         return empty_draft(len(spans), self._table.arena) if hosted is None else hosted
 

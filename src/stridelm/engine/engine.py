@@ -109,6 +109,7 @@ class Engine:
             loaded.tokenizer is not None,
             lambda: self.grammars,
             chooses,
+            not self.device.on_bounds,
             config.spec_decode_metrics,
         )
         self.intake.settled(SamplingParams())  # raises if no request could be drafted as configured

@@ -20,12 +20,14 @@ from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import longest, smallest_budget
 from stridelm.stats import RequestStats, VerifiedDrafts
-from stridelm.types import PageCounts, Request
+from stridelm.types import Found, PageCounts, Request
 from stridelm.values import token_ids
 from stridelm.verify import RULES
 
 SETTLED = 256
 """Maximum number of speculations in the cache: nearly all requests use one of a few."""
+NOTHING = Found(0, 0)
+"""What a drafter that looks ahead has found for a request that waits."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Intake:
     grammars: Callable[[], Grammars]
     adaptive: bool = False
     """Drafts of requests that name no depth may be shallower than usual."""
+    looks_ahead: bool = False
+    """Whether drafters are asked what they have found before a step is planned, if they look (Drafter.looks_ahead)."""
     spec_decode_metrics: str | None = None
     """How much requests' metrics say of their drafts (EngineConfig.spec_decode_metrics)."""
     _settled: dict[Speculation, tuple[Speculation, tuple[int, ...]]] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class Intake:
             host_bound=drafter.host_bound,
             adaptive=adaptive,
             draft_kv=drafter.draft_kv,
+            found=NOTHING if drafter.looks_ahead and self.looks_ahead else None,
             needs_states=drafter.needs_states,
             sources=drafter.sources,
         )

@@ -68,6 +68,7 @@ class Steps:
         self.device = device
         self.emitter = emitter
         self.lag = lag
+        self._looks_ahead = not lag
         self.resplit = resplit
         self.timed_on = roster.tokens.tokens.device
         """The device that steps are timed by."""
@@ -103,6 +104,8 @@ class Steps:
     def launch(self) -> Flight | None:
         """Everything up to the host's reading of the verdict. None if nothing could run."""
         roster, began = self.roster, Mark(self.timed_on)
+        if self._looks_ahead and not self.planner.depths.rests:
+            roster.drafters.look_ahead(roster.queue.running)
         plan = self._plan()
         idle = not (plan.spans or plan.preempted or roster.queue.empty or self.flights)
         assert not idle, "requests are queued and none can run"

@@ -40,6 +40,7 @@ from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, sums, trim, worth
+from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.landings import Landed, Landings
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
@@ -118,6 +119,10 @@ class Adaptive:
         """Forget all but what steps cost."""
         self.acceptance.forget()
         self.figures = DepthFigures()
+        self.found = FoundDrafts(self.cost, self.figures)
+        """Chooses where all that draft have looked up what."""
+        self._by_found = False
+        """Whether it has for the latest plan that asked. Steps land before the next is planned where drafters look."""
         self._loads: dict[int, Load] = {}
         """Number of requests, as a stair -> what is done."""
         self._decided = _Decided([], [])
@@ -138,7 +143,15 @@ class Adaptive:
         self._probing: Load | None = None
         """Of the latest step that was to probe a depth."""
 
+    @property
+    def rests(self) -> bool:
+        decided = self._decided
+        return self.found.rests if self._by_found else decided.repeats > 0 and not any(decided.depths)
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        self._by_found = self.found.serves(requests)
+        if self._by_found:
+            return self.found.depths(requests)
         self._reads = bool(others.joining) and self.cost.knows_decodes
         if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)
@@ -199,6 +212,9 @@ class Adaptive:
         return trimmed
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+        if self._by_found:
+            self.found.landed(spans, accepted, seconds)
+            return
         if self._new:
             self.acceptance.known.requests_P["depth"][list(self._new)] = list(self._new.values())
             self._came += len(self._new)
@@ -213,6 +229,7 @@ class Adaptive:
 
     def settle(self) -> None:
         """Look at all steps that have landed."""
+        self.found.settle()
         latest = None
         for steps in self._unseen.take():
             latest = self._look(steps) or latest
@@ -289,6 +306,8 @@ class Adaptive:
                 self.acceptance.known.weigh(request)
 
     def explain(self, requests: Sequence[Request], prompt: int = 0) -> Choice | None:
+        if self.found.serves(requests):
+            return self.found.explain(requests, prompt)
         known = self.acceptance.known
         deepest = deepest_of(known.requests_P, known.places(requests))
         if not deepest:

@@ -40,6 +40,12 @@ class DepthPolicy(Protocol):
         """What steps take, learnt from those that land; None if it is not learnt."""
         ...
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be drafted in the next step, if it is for the same requests as the last: nobody need
+        look for anything to draft."""
+        ...
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
         or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
@@ -70,6 +76,7 @@ class Configured:
     """Each request's own depth, at every load."""
 
     cost: StepCost | None = None
+    rests = False
 
     def __init__(self, cost: StepCost | None = None) -> None:
         """cost: by default, what steps take is not learnt."""

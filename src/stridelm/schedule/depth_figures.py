@@ -82,8 +82,12 @@ def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) 
     held = span.depth < min(allowed, useful)
     if held and not behind:
         return Reason("room", levels)
+    if request.found is not None and span.depth == request.found.levels < levels:
+        less: Cause | None = "found"
+    else:
+        less = "ending" if useful < allowed else None
     if choice is None or not request.adaptive:
-        return Reason("behind" if held else "ending" if useful < allowed else "asked", levels)
-    cause: Cause = "behind" if held else "ending" if useful < allowed else "probe" if choice.probes else "chosen"
+        return Reason("behind" if held else less or "asked", levels)
+    cause: Cause = "behind" if held else less or ("probe" if choice.probes else "chosen")
     least = None if choice.probes else choice.least
     return Reason(cause, levels, choice.chances[place][:levels], least, choice.seconds)

@@ -93,11 +93,13 @@ def has_draft_in_flight(request: Request) -> bool:
 
 
 def useful_depth(request: Request) -> int:
-    """Deepest draft from which a token could still be emitted. That of an `all_or_nothing` request is fixed."""
+    """Deepest draft from which a token could still be emitted, as far as its drafter has found any. That of an
+    `all_or_nothing` request is fixed."""
     deepest = len(request.rows_by_depth) - 1
     if request.all_or_nothing:
         return deepest
-    return int(max(0, min(deepest, most_output(request) - len(request.output_ids) - request.tokens_in_flight - 1)))
+    left = most_output(request) - len(request.output_ids) - request.tokens_in_flight - 1
+    return int(max(0, min(deepest, left, deepest if request.found is None else request.found.levels)))
 
 
 def most_output(request: Request) -> float:

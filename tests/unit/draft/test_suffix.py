@@ -234,7 +234,7 @@ def propose(drafter: SuffixDrafter, requests: list[Request], rows: list[int]) ->
     slots = torch.arange(len(requests))
     table = TokenTable(len(requests), 8, CPU)  # never read
     group = Group(spans, list(range(len(requests))), slots, slots, table)
-    return group, [drafter._guess(span) for span in spans]
+    return group, [drafter._guess(span.request, span.draft, span.depth) for span in spans]
 
 
 def drafter_of(vocab: int = 10) -> SuffixDrafter:

@@ -18,20 +18,23 @@ def loaded():
     loops = {id(loop): loop for module in modules for loop in vars(module).values() if isinstance(loop, Dispatcher)}
     return sum(len(loop.overloads) for loop in loops.values())
 
-llm = LLM(sys.argv[1], skip_tokenizer_init=True, drafter="none")
+llm = LLM(sys.argv[1], skip_tokenizer_init=True, drafter="model", drafter_model=sys.argv[2], depth=2)
 engine = llm.engine
 before = loaded()
 loops = {name: loop for name, loop in vars(adaptive).items() if isinstance(loop, Dispatcher)}
 assert len(loops) > 5 and all(loop.overloads for loop in loops.values()), loops
 assert engine.adaptive is None and before > 10, before
 asked = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
-asked["speculation"] = {"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}
-for number, target in enumerate((None, 1e4, None)):
-    engine.add(str(number), [1, 2, 3] * 9, SamplingParams(**asked, target_tps=target))
-engine.add("one that does not choose", [1, 2, 3], SamplingParams(max_tokens=5))
-while engine.busy:
-    engine.step()
-assert engine.adaptive.figures.drafted and engine.adaptive.figures.seconds["predicted"]
+for drafter in ({"drafter": "model"}, {"drafter": "ngram", "prompt_lookup_min": 1}):
+    asked["speculation"] = {**drafter, "depth": "auto"}
+    for number, target in enumerate((None, 1e4, None)):
+        engine.add(str(number), [1, 2, 3] * 9, SamplingParams(**asked, target_tps=target))
+    engine.add("one that does not choose", [1, 2, 3], SamplingParams(max_tokens=5, speculation="off"))
+    while engine.busy:
+        engine.step()
+    figures = engine.adaptive.figures
+    assert figures.drafted and figures.seconds["predicted"], figures
+    engine.adaptive.keep_costs()
 assert loaded() == before, f"{loaded() - before} loops were loaded while requests waited"
 """
 
@@ -39,6 +42,6 @@ assert loaded() == before, f"{loaded() - before} loops were loaded while request
 def test_none_is_loaded_late(checkpoint: Callable[..., Path]) -> None:
     """In a process of its own, since others may have loaded them. The first request that asks for depths to be chosen
     comes to an engine that was started without."""
-    path = checkpoint("qwen3", tie_word_embeddings=True)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=False)
+    paths = [str(checkpoint("qwen3", tie_word_embeddings=tied)) for tied in (True, False)]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

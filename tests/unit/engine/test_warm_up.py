@@ -35,7 +35,7 @@ def test_nothing_stays(checkpoint: Callable[..., Path], drafter: str, options: d
     assert request.stats.cached_tokens == 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "eagle", "mtp"])
+@pytest.mark.parametrize("drafter", ["eagle", "mtp"])
 def test_depths_are_measured(checkpoint: Callable[..., Path], drafter: str) -> None:
     """Where depths are chosen, each depth has been tried with few requests and with many, and nothing was learnt of
     texts: what the engine guessed in its own says nothing of others."""

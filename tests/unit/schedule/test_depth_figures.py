@@ -10,7 +10,7 @@ from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.depth_figures import Choice, DepthFigures, reasons
-from stridelm.types import Request, Span
+from stridelm.types import Found, Request, Span
 
 ROWS = (0, 1, 2, 3)
 
@@ -43,6 +43,10 @@ def chosen(*depths: int, probes: bool = False) -> Choice:
         (span(request(), 3), None, "asked"),
         (span(request(output_ids=[0] * 18), 1), chosen(3), "ending"),
         (span(request(output_ids=[0] * 18), 1), None, "ending"),
+        (span(request(found=Found(1, 8)), 1), chosen(1), "found"),
+        (span(request(found=Found(0, 0)), 0), None, "found"),
+        (span(request(found=Found(3, 2)), 1), chosen(1), "chosen"),
+        (span(request(found=Found(2, 2)), 1), chosen(2), "room"),
         (span(request(), 1), chosen(2), "room"),
         (replace(span(request(), 0), behind=3), chosen(2), "behind"),
         (replace(span(request(), 0), behind=3, waits=True), chosen(0), "chosen"),
@@ -56,7 +60,7 @@ def test_causes(one: Span, choice: Choice | None, cause: str) -> None:
     [reason] = reasons([one], choice)
     assert reason.cause == cause
     assert reason.levels == len(one.request.rows_by_depth) - 1
-    assert (reason.least is not None) == (cause in ("chosen", "behind", "ending") and choice is not None)
+    assert (reason.least is not None) == (cause in ("chosen", "behind", "ending", "found") and choice is not None)
 
 
 def test_reasons_follow_their_spans() -> None:

@@ -35,7 +35,10 @@ class Note:
 
 
 class Watch(Configured):
-    """depth: of the first `drafting` requests; the others do not draft."""
+    """depth: of the first `drafting` requests; the others do not draft. Nobody looks for drafts beforehand, so that
+    rows are those that were told."""
+
+    rests = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,6 +13,8 @@ made to emit another request's output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stridelm.draft.base import Drafter, Group, TargetInfo
 from stridelm.draft.suffix import SuffixOptions
 from stridelm.draft.suffix.texts import BORDER, NOBODYS, Corpora, Place, Text
@@ -20,9 +22,13 @@ from stridelm.draft.suffix.tree import Tree, as_draft, grow
 from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
 from stridelm.run.heads import TargetRuntime
+from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, Request, Span
+from stridelm.types import Draft, Found, Request
 from stridelm.verify import RULES
+
+SHARES = 4
+"""Classes of trees, by the share of their rows that is expected to be accepted."""
 
 
 class SuffixDrafter(Drafter):
@@ -30,6 +36,7 @@ class SuffixDrafter(Drafter):
     default_depth = 8
     branches = True
     host_bound = True
+    looks_ahead = True
 
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         super().__init__(target, sampler, runtime)
@@ -42,12 +49,23 @@ class SuffixDrafter(Drafter):
         depth = self.depth_of(speculation)
         return tuple(range(depth + 1))
 
+    def found(self, requests: Sequence[Request], table: TokenTable) -> Sequence[Found]:
+        """As many levels as the tree has rows. The evidence is the share of them that is expected to be accepted."""
+        found = []
+        for request in requests:
+            with on_behalf_of(request):
+                deepest = len(request.rows_by_depth) - 1
+                tree = self._guess(request, deepest, deepest)
+            rows = len(tree.tokens)
+            found.append(Found(rows, int(SHARES * tree.score / max(1, rows))))
+        return found
+
     def propose(self, group: Group) -> Draft:
         width = max(span.draft for span in group.spans)
         trees = []
         for span in group.spans:
             with on_behalf_of(span.request):
-                trees.append(self._guess(span))
+                trees.append(self._guess(span.request, span.draft, span.depth))
         return as_draft(trees, width, group.slots.device)
 
     def leave(self, request: Request) -> None:
@@ -58,22 +76,23 @@ class SuffixDrafter(Drafter):
     def forget(self) -> None:
         self.corpora.clear()
 
-    def _guess(self, span: Span) -> Tree:
-        """The better of the trees from the request's own text and from the corpus; the former if they are equal."""
-        text = self.texts.setdefault(span.request.id, Text())
-        rule = RULES.get(span.request.speculation.acceptance or "exact")
-        corpus = self.corpora.of(span.request) if rule.coupled else NOBODYS
-        text.catch_up(span.request, corpus)
+    def _guess(self, request: Request, rows: int, depth: int) -> Tree:
+        """The better of the trees from the request's own text and from the corpus, with at most so many rows and
+        levels; the former if they are equal."""
+        text = self.texts.setdefault(request.id, Text())
+        rule = RULES.get(request.speculation.acceptance or "exact")
+        corpus = self.corpora.of(request) if rule.coupled else NOBODYS
+        text.catch_up(request, corpus)
+
+        def grown(places: list[Place], length: int) -> Tree:
+            """After a match of `length` tokens. The longer the match, the deeper the tree may be."""
+            options = request.speculation.read(SuffixOptions)
+            levels = min(depth, int(options.suffix_decoding_max_spec_factor * length))
+            return grow(places, rows, levels, options.suffix_decoding_min_token_prob) if levels else Tree()
+
         state, length = text.own.repeated()
-        own = _grow(span, [(text.own, state)], length)
+        own = grown([(text.own, state)], length)
         if not rule.coupled:
             return own
-        shared = _grow(span, *text.longest(corpus))
+        shared = grown(*text.longest(corpus))
         return shared if shared.score > own.score else own
-
-
-def _grow(span: Span, places: list[Place], length: int) -> Tree:
-    """The tree after a match of `length` tokens. The longer the match, the deeper the tree may be."""
-    options = span.request.speculation.read(SuffixOptions)
-    depth = min(span.depth, int(options.suffix_decoding_max_spec_factor * length))
-    return grow(places, span.draft, depth, options.suffix_decoding_min_token_prob) if depth else Tree()

@@ -1,0 +1,103 @@
+"""Where a step lands before the next is planned, drafters that look things up are asked first what they have found:
+rows are planned for that alone, and all of them are drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from stridelm import SamplingParams
+from stridelm.draft import DRAFTERS
+from stridelm.engine.outcome import Outcome
+from stridelm.types import Draft, ForwardBatch, Found, StepPlan
+from support.doubles.bounds import LaggingStand, bounds_registered
+from support.doubles.stand import Stand
+
+LOOKING = [name for name in DRAFTERS if DRAFTERS.get(name).looks_ahead]
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def stands(checkpoint: Callable[..., Path]) -> Iterator[dict[str, Stand]]:
+    path = checkpoint("qwen3", tie_word_embeddings=True)
+    with bounds_registered():
+        yield {"at once": Stand(path, "float32"), "in flight": LaggingStand(path, "float32")}
+
+
+def served(
+    stand: Stand, drafter: str, depth: int | str, others: str | None = None
+) -> list[tuple[StepPlan, Draft, list[Found | None]]]:
+    """Steps, and what was found for each of their spans. One of the requests has a prompt that repeats nothing."""
+    engine = stand.llm(drafter=drafter, depth=depth, page_size=4, max_num_seqs=4).engine
+    steps: list[tuple[StepPlan, Draft, list[Found | None]]] = []
+
+    def watch(plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        steps.append((plan, draft, [span.request.found for span in plan.spans]))
+
+    engine.tracer = watch
+    for name, prompt in enumerate(([5, 6, 7] * 4, [7, 8] * 5 + [9, 7, 8], [3, 1, 4, 15, 9, 2, 6])):
+        speculation = None if others is None or name else {"drafter": others}
+        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, speculation=speculation)
+        engine.add(str(name), prompt, params)
+    while engine.busy:
+        engine.step()
+    engine.check()
+    return steps
+
+
+@pytest.mark.parametrize("depth", [DEPTH, "auto"])
+@pytest.mark.parametrize("drafter", LOOKING)
+def test_rows_are_those_that_were_found(stands: dict[str, Stand], drafter: str, depth: int | str) -> None:
+    drafted, empty = 0, 0
+    for plan, draft, found in served(stands["at once"], drafter, depth):
+        for place, (span, of_span) in enumerate(zip(plan.spans, found, strict=True)):
+            rows = int(draft.valid[place].sum()) if draft.width else 0
+            assert rows == span.draft, "rows were planned that nothing was found for"
+            assert of_span is not None and span.depth <= of_span.levels
+            drafted += rows
+            empty += span.decides and not rows
+    assert drafted > 3 and empty > 3
+
+
+@pytest.mark.parametrize("drafter", LOOKING)
+def test_beside_requests_of_another_drafter(stands: dict[str, Stand], drafter: str) -> None:
+    """Drafts of several drafters are merged into one."""
+    other = next(name for name in (*LOOKING, "none") if name != drafter)
+    for plan, draft, _ in served(stands["at once"], drafter, DEPTH, others=other):
+        rows = draft.valid.sum(1).tolist() if draft.width else [0] * len(plan.spans)
+        assert rows == [span.draft for span in plan.spans]
+
+
+@pytest.mark.parametrize("drafter", LOOKING)
+def test_not_while_steps_are_in_flight(stands: dict[str, Stand], drafter: str) -> None:
+    """There the host does not know the last tokens when it plans."""
+    steps = served(stands["in flight"], drafter, DEPTH)
+    assert all(each is None for _, _, found in steps for each in found)
+    assert any(span.draft == DEPTH for plan, _, _ in steps for span in plan.spans)
+
+
+@pytest.mark.parametrize("drafter", LOOKING)
+def test_what_is_found_is_what_is_proposed(stands: dict[str, Stand], drafter: str) -> None:
+    """Of a request that goes on after others left, in another slot or with the same neighbours."""
+    engine = stands["at once"].llm(drafter=drafter, depth=DEPTH, page_size=4, max_num_seqs=2).engine
+    mismatched: list[str] = []
+
+    def watch(plan: StepPlan, draft: Draft, batch: ForwardBatch, outcome: Outcome) -> None:
+        for place, span in enumerate(plan.spans):
+            if draft.width and int(draft.valid[place].sum()) != span.draft:
+                mismatched.append(span.request.id)
+
+    engine.tracer = watch
+    rng = torch.Generator().manual_seed(0)
+    for name in range(7):
+        length = int(torch.randint(2, 6, (), generator=rng))
+        prompt = torch.randint(1, 9, (length,), generator=rng).tolist() * 3
+        params = SamplingParams(temperature=1.0, seed=name, max_tokens=6 + 3 * name, ignore_eos=True)
+        engine.add(str(name), prompt, params)
+    while engine.busy:
+        engine.step()
+    engine.check()
+    assert not mismatched
