@@ -149,7 +149,7 @@ class Adaptive:
         return self.found.rests if self._by_found else decided.repeats > 0 and not any(decided.depths)
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
-        self._by_found = self.found.serves(requests)
+        self._by_found = self.found.serves(requests) and (self._by_found or not others.asked)
         if self._by_found:
             return self.found.depths(requests)
         self._reads = bool(others.joining) and self.cost.knows_decodes

@@ -28,7 +28,7 @@ import numpy as np
 
 from stridelm.schedule.depth_figures import Choice, DepthFigures
 from stridelm.schedule.rows import first_row
-from stridelm.schedule.step_cost import StepCost
+from stridelm.schedule.step_cost import StepCost, middle
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace, weight
 from stridelm.types import Found, Request, Span
@@ -38,6 +38,8 @@ PAUSE = 32
 SOON, PROBE, SELDOM = 8, 64, 512
 """Steps after which one ignores the limits: SOON if the last such step had more accepted than was expected; otherwise
 PROBE if it changed them, and twice as many each time that they stay as they are, up to SELDOM."""
+LONG, RARELY = 64, 4
+"""Once nothing was found before so many steps, drafters look before every RARELY-th."""
 MORE = 1.0
 """Levels that are more than expected."""
 MEMORY = 200.0
@@ -109,6 +111,10 @@ class FoundDrafts:
         """Steps since limits were ignored, and after how many they are."""
         self._probed = 0
         """How often they were."""
+        self._steps = self._empty = 0
+        """Steps that have landed, and the last of those before which drafters had looked and found nothing."""
+        self._rested = self._has_fixed = False
+        """Of the latest plan: whether nobody had looked, and whether any request has a depth of its own."""
 
     @staticmethod
     def serves(requests: Sequence[Request]) -> bool:
@@ -118,17 +124,27 @@ class FoundDrafts:
 
     @property
     def rests(self) -> bool:
-        """Whether whatever may be found is not worth its rows, and it is no time to try."""
+        """Whether nobody need look: whatever may be found is not worth its rows, and it is no time to try; or nothing
+        was found for long, and it is tried every few steps."""
+        if self._has_fixed:
+            return False
+        if self._empty >= LONG and self._steps % RARELY:
+            return True
         return bool(self._limits) and not self._probes and not any(self._limits.values())
 
     def depths(self, requests: Sequence[Request]) -> list[int]:
-        if self.rests:
-            return [0 if request.adaptive else len(request.rows_by_depth) - 1 for request in requests]
+        self._has_fixed = any(not request.adaptive and len(request.rows_by_depth) > 1 for request in requests)
+        self._rested = self.rests
+        if self._rested:
+            return [0] * len(requests)
         weights = _weights(requests)
         return [self._depth_of(request, each) for request, each in zip(requests, weights, strict=True)]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         found = [span.request.found for span in spans]
+        self._steps += 1
+        if not self._rested:
+            self._empty = 0 if any(each is not None and each.levels for each in found) else self._empty + 1
         self._landed.append((spans, found, accepted, seconds))
         if self._probes and any(span.depth for span in spans):
             more = sum(accepted) > self._expected(spans, found) + MORE
@@ -148,6 +164,7 @@ class FoundDrafts:
             return
         self._compare()
         requests = accepted = drafted = drafting = depths = 0
+        latest: StepShape | None = None
         for spans, found, levels, seconds in self._landed:
             rows = 0
             for span, of_span, right in zip(spans, found, levels, strict=True):
@@ -156,21 +173,22 @@ class FoundDrafts:
                     self._levels.setdefault(evidence, Levels()).learn(span.depth, right)
                     rows, accepted = rows + span.depth, accepted + right
             shape = shape_of(spans)
+            latest = shape if shape.requests else latest
             if seconds is not None:
                 self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
                 _keep_paces(spans, levels, seconds)
-            requests, drafted = requests + len(spans), drafted + rows
+            requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
             drafting, depths = drafting + bool(rows), depths + shape.depth
             often = np.bincount([span.depth for span in spans]).tolist()
             self.figures.count(often, rows, sum(each.levels for each in found if each is not None))
         self._landed.clear()
-        self._accepted += LATEST * (accepted / requests - self._accepted)
-        self._drafted += LATEST * (drafted / requests - self._drafted)
+        self._accepted += LATEST * (accepted / max(1, requests) - self._accepted)
+        self._drafted += LATEST * (drafted / max(1, requests) - self._drafted)
         if drafting:
             self._rows += LATEST * (drafted / drafting - self._rows)
             self._depth += LATEST * (depths / drafting - self._depth)
-        if self.cost.knows_decodes:
-            self._set_limits(shape)
+        if latest is not None and self.cost.knows_decodes:
+            self._set_limits(latest)
 
     def explain(self, requests: Sequence[Request], prompt: int) -> Choice:
         depths, context = self.depths(requests), sum(map(first_row, requests))
@@ -227,12 +245,13 @@ class FoundDrafts:
         return expected
 
     def _set_limits(self, like: StepShape) -> None:
-        """By what steps take, for about as many requests as in this one."""
-        count, deepest = max(1, like.requests), max([len(levels.right) for levels in self._levels.values()], default=1)
-        rows = np.array([0, round(self._rows), *range(1, deepest + 1)])
+        """By what steps take, for about as many requests as decoded in this one."""
+        count, deepest = like.requests, max([len(levels.right) for levels in self._levels.values()], default=1)
+        some = max(1.0, middle(count + round(self._rows)) - count)  # what is known is the mean of steps that are alike
+        rows = np.array([0, some, *range(1, deepest + 1)])
         depths = np.array([0, round(self._depth), *range(1, deepest + 1)])
         plain, drafting, *alone = self.cost.seconds(count, count + rows, depths, like.context).tolist()
-        each = max(0.0, drafting - plain) / round(self._rows)
+        each = max(0.0, drafting - plain) / some
         whole = plain + each * count * self._drafted
         rate = count * (1.0 + self._accepted) / whole
         seconds = [each * depth for depth in range(deepest + 1)] if count > 1 else [0.0, *(s - plain for s in alone)]

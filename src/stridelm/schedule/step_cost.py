@@ -240,6 +240,12 @@ def stair(count):
     return (count + step - 1) // step * step
 
 
+def middle(count: int) -> float:
+    """The mean of all counts that are like this one."""
+    alike = 1 if count <= 8 else 1 << max(0, (count - 1).bit_length() - 3)
+    return stair(count) - (alike - 1) / 2
+
+
 @nb.njit(cache=True)
 def _number(count):
     """Of a stair, from 0."""

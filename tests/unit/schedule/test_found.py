@@ -11,7 +11,8 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
-from stridelm.schedule.found import PAUSE, PROBE, SELDOM
+from stridelm.schedule.depth import Others
+from stridelm.schedule.found import LONG, PAUSE, PROBE, RARELY, SELDOM
 from stridelm.schedule.rows import useful_depth
 from stridelm.types import Found, Request, Span
 
@@ -47,6 +48,8 @@ class Texts:
     policy: Adaptive = field(default_factory=Adaptive)
     seed: int = 0
     priorities: Sequence[int] = (0,)
+    found: float = 0.5
+    """How often anything is."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -67,7 +70,7 @@ class Texts:
     def step(self) -> list[tuple[Found, int]]:
         """What was found for each request, and how deep it drafted."""
         for request in self.requests:
-            levels = self.rng.choice((0, DEPTH))
+            levels = DEPTH if self.rng.random() < self.found else 0
             request.found = Found(levels, self.rng.choice(list(self.chances)) if levels else 0)
         allowed = self.policy.depths(self.requests)
         depths = [min(map(int, pair)) for pair in zip(allowed, map(useful_depth, self.requests), strict=True)]
@@ -202,3 +205,33 @@ def test_fixed_depths_stay() -> None:
     texts.requests[1].found = Found(DEPTH, SURE)
     depths = texts.policy.depths(texts.requests)
     assert depths[1] == DEPTH and depths[2] == 0
+    assert not texts.policy.rests, "nobody would look for the one that always drafts"
+
+
+def test_looks_seldom_where_there_is_nothing() -> None:
+    """A text that repeats nothing: every fourth step is enough to find out when it does."""
+    texts = Texts(cheap, found=0.0)
+    texts.run(3 * LONG)
+    rests = []
+    for _ in range(40):
+        rests.append(texts.policy.rests)
+        texts.run(1)
+    assert rests.count(False) == 10
+    texts.found = 1.0
+    texts.run(RARELY)
+    assert not texts.policy.rests
+
+
+def test_a_step_with_other_drafts_is_not_served() -> None:
+    """Those that end a prompt are asked for after the others, and then all of the step are looked at together."""
+    texts = Texts(cheap, 2)
+    heads = [Request("", [0], SamplingParams(), Speculation(drafter="mtp"), (0, 1), adaptive=True)]
+    texts.step()
+    policy = texts.policy
+    for first, second in ((heads, texts.requests), (texts.requests, heads)):
+        policy.depths(first)
+        policy.depths(second, Others(asked=len(first)))
+        spans = [Span(request, 50, 1) for request in (*first, *second)]
+        before = policy.found._steps
+        policy.landed(spans, [0] * len(spans), 1e-3)
+        assert policy.found._steps == before

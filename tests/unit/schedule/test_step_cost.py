@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stridelm.schedule.prompt_rows import LONGEST, PATIENCE, Timed
-from stridelm.schedule.step_cost import OUTLIER, StepCost
+from stridelm.schedule.step_cost import OUTLIER, StepCost, middle, stair
 from stridelm.schedule.step_shape import StepShape
 
 BASE, EACH = 0.008, 22e-6
@@ -250,3 +250,11 @@ def test_doubts_are_of_what_was_not_seen() -> None:
     often, seldom = cost.doubts(4, rows, depths)
     [never] = cost.doubts(4, np.array([12]), np.array([2]))
     assert 0 < often < 0.5 * seldom < seldom < never == pytest.approx(0.1, rel=0.4)
+
+
+def test_the_middle_of_counts_that_are_alike() -> None:
+    alike: dict[int, list[int]] = {}
+    for count in range(1, 257):
+        alike.setdefault(stair(count), []).append(count)
+    for counts in alike.values():
+        assert {middle(count) for count in counts} == {statistics.mean(counts)}

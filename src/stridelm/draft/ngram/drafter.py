@@ -25,15 +25,15 @@ class NgramDrafter(Drafter):
     default_depth = 4
     looks_ahead = True
 
-    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
-        depth = self.depth_of(speculation)
-        _lengths(speculation)
-        return tuple(range(depth + 1))
-
     def __init__(self, target: TargetInfo, sampler: Sampler, runtime: TargetRuntime | None = None) -> None:
         super().__init__(target, sampler, runtime)
         self._latest: tuple[Sequence[Request], Sequence[int], Lookup | None] = [], [], None
         """For whom it looked last, their slots, and what: most steps are for the same requests as the one before."""
+
+    def rows_by_depth(self, speculation: Speculation) -> tuple[int, ...]:
+        depth = self.depth_of(speculation)
+        _lengths(speculation)
+        return tuple(range(depth + 1))
 
     def found(self, requests: Sequence[Request], table: TokenTable) -> Sequence[Found]:
         """The evidence is the length of the match."""
