@@ -55,7 +55,9 @@ def test_rows_are_those_that_were_found(stands: dict[str, Stand], drafter: str, 
     for plan, draft, found in served(stands["at once"], drafter, depth):
         for place, (span, of_span) in enumerate(zip(plan.spans, found, strict=True)):
             rows = int(draft.valid[place].sum()) if draft.width else 0
-            assert rows == span.draft, "rows were planned that nothing was found for"
+            # A tree that has to do with fewer rows may be another one.
+            may_be_less = depth == "auto" and DRAFTERS.get(drafter).branches
+            assert rows == span.draft or (may_be_less and rows < span.draft), "rows were planned for nothing"
             assert of_span is not None and span.depth <= of_span.levels
             drafted += rows
             empty += span.decides and not rows

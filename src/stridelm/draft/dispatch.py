@@ -97,8 +97,8 @@ class Drafters:
         drafters = [self._of(span.request) for span in spans]
         drafting = [i for i, span in enumerate(spans) if span.draft and not drafters[i].host_bound]
         if drafting:
-            # Where one drafter looks everything up, it need not be told apart for whom it found nothing.
-            if all(drafter is drafters[0] for drafter in drafters) and drafters[0].looks_ahead:
+            # Where one drafter has looked for all of them, it need not be told apart for whom it found nothing.
+            if all(drafter is drafters[0] for drafter in drafters) and spans[0].request.found is not None:
                 drafting = list(range(len(spans)))
             return self._proposed(spans, slots, drafting, ask, hosted, bounds)
         return empty_draft(len(spans), self._table.arena) if hosted is None else hosted
