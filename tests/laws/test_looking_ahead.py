@@ -3,7 +3,7 @@ rows are planned for that alone, and all of them are drafted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,10 @@ import torch
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.draft.base import Drafter
 from stridelm.engine.outcome import Outcome
-from stridelm.types import Draft, ForwardBatch, Found, StepPlan
+from stridelm.run.state import TokenTable
+from stridelm.types import Draft, ForwardBatch, Found, Request, StepPlan
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Stand
 
@@ -103,3 +105,32 @@ def test_what_is_found_is_what_is_proposed(stands: dict[str, Stand], drafter: st
         engine.step()
     engine.check()
     assert not mismatched
+
+
+@pytest.mark.parametrize("drafter", LOOKING)
+def test_a_request_that_cannot_be_looked_for_ends_alone(
+    stands: dict[str, Stand], drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand, kind = stands["at once"], DRAFTERS.get(drafter)
+    look = kind.found
+
+    def maybe(self: Drafter, requests: Sequence[Request], table: TokenTable) -> Sequence[Found]:
+        if any(request.id == "1" and len(request.output_ids) > 2 for request in requests):
+            raise ArithmeticError("planted")
+        return look(self, requests, table)
+
+    monkeypatch.setattr(kind, "found", maybe)
+    engine = stand.llm(drafter=drafter, depth=DEPTH, page_size=4, max_num_seqs=4).engine
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [[5, 6, 7] * 4, [7, 8] * 5, [3, 1, 4, 1, 5]]
+    requests = [engine.add(str(place), prompt, params) for place, prompt in enumerate(prompts)]
+    while engine.busy:
+        engine.step()
+    engine.check()
+    for place, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        wanted = stand.plain(prompt, params).outputs[0].token_ids
+        if place == 1:
+            assert request.finish_reason == "error" and request.error == "ArithmeticError inside the engine"
+            assert 2 < len(request.output_ids) < 12 and request.output_ids == wanted[: len(request.output_ids)]
+        else:
+            assert request.output_ids == wanted

@@ -9,12 +9,13 @@ import torch
 
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, point_masses
+from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Draft, ForwardBatch, Found, Request, Span, Verdict
 from stridelm.upload import upload
 
 KINDS = 1024
@@ -60,15 +61,25 @@ class Drafters:
             drafter.forget()
 
     def look_ahead(self, requests: Sequence[Request]) -> None:
-        """Note what drafters have found for the next drafts of running requests, of which nothing is in flight."""
+        """Note what drafters have found for the next drafts of running requests, of which nothing is in flight. Raises
+        RequestFault if that fails for one of them."""
         looking: dict[str, list[Request]] = {}
         for request in requests:
             drafter = self._of(request)
             if drafter.looks_ahead:
                 looking.setdefault(drafter.name, []).append(request)
         for name, mine in looking.items():
-            for request, found in zip(mine, self._made[name].found(mine, self._table), strict=True):
+            for request, found in zip(mine, self._found(self._made[name], mine), strict=True):
                 request.found = found
+
+    def _found(self, drafter: Drafter, requests: Sequence[Request]) -> Sequence[Found]:
+        try:
+            return drafter.found(requests, self._table)
+        except Exception:
+            for request in requests:  # whose fault it is shows when each is looked for by itself
+                with on_behalf_of(request):
+                    drafter.found([request], self._table)
+            raise
 
     def reads_every_row(self, span: Span) -> bool:
         return self._of(span.request).reads_every_row

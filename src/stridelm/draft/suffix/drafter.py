@@ -53,9 +53,8 @@ class SuffixDrafter(Drafter):
         """As many levels as the tree has rows. The evidence is the share of them that is expected to be accepted."""
         found = []
         for request in requests:
-            with on_behalf_of(request):
-                deepest = len(request.rows_by_depth) - 1
-                tree = self._guess(request, deepest, deepest)
+            deepest = len(request.rows_by_depth) - 1
+            tree = self._guess(request, deepest, deepest)
             rows = len(tree.tokens)
             found.append(Found(rows, int(SHARES * tree.score / max(1, rows))))
         return found
