@@ -142,8 +142,10 @@ class Request:
     """Where its drafts may come from, by number (`Draft.source`)."""
     behind: int = 0
     """Its last tokens that this KV lacks, because steps that draft nothing leave it to a later one."""
+    looks_ahead: bool = False
+    """Its drafter says what it has found for the next draft before the step is planned."""
     found: Found | None = None
-    """For the next draft, where its drafter looks before the step is planned; None: it does not."""
+    """What that is; None: nobody has looked yet, as for a request that waits."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -65,9 +65,8 @@ class Drafters:
         RequestFault if that fails for one of them."""
         looking: dict[str, list[Request]] = {}
         for request in requests:
-            drafter = self._of(request)
-            if drafter.looks_ahead:
-                looking.setdefault(drafter.name, []).append(request)
+            if request.looks_ahead:
+                looking.setdefault(self._of(request).name, []).append(request)
         for name, mine in looking.items():
             for request, found in zip(mine, self._found(self._made[name], mine), strict=True):
                 request.found = found
@@ -109,7 +108,7 @@ class Drafters:
         drafting = [i for i, span in enumerate(spans) if span.draft and not drafters[i].host_bound]
         if drafting:
             # Where one drafter has looked for all of them, it need not be told apart for whom it found nothing.
-            if all(drafter is drafters[0] for drafter in drafters) and spans[0].request.found is not None:
+            if all(drafter is drafters[0] for drafter in drafters) and spans[0].request.looks_ahead:
                 drafting = list(range(len(spans)))
             return self._proposed(spans, slots, drafting, ask, hosted, bounds)
         return empty_draft(len(spans), self._table.arena) if hosted is None else hosted

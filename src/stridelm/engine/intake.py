@@ -20,14 +20,12 @@ from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import longest, smallest_budget
 from stridelm.stats import RequestStats, VerifiedDrafts
-from stridelm.types import Found, PageCounts, Request
+from stridelm.types import PageCounts, Request
 from stridelm.values import token_ids
 from stridelm.verify import RULES
 
 SETTLED = 256
 """Maximum number of speculations in the cache: nearly all requests use one of a few."""
-NOTHING = Found(0, 0)
-"""What a drafter that looks ahead has found for a request that waits."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Intake:
             host_bound=drafter.host_bound,
             adaptive=adaptive,
             draft_kv=drafter.draft_kv,
-            found=NOTHING if drafter.looks_ahead and self.looks_ahead else None,
+            looks_ahead=drafter.looks_ahead and self.looks_ahead,
             needs_states=drafter.needs_states,
             sources=drafter.sources,
         )

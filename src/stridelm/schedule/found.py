@@ -119,8 +119,8 @@ class FoundDrafts:
     @staticmethod
     def serves(requests: Sequence[Request]) -> bool:
         """Whether these are such requests."""
-        of_found = all(request.found is not None or len(request.rows_by_depth) == 1 for request in requests)
-        return of_found and any(request.found is not None for request in requests)
+        of_found = all(request.looks_ahead or len(request.rows_by_depth) == 1 for request in requests)
+        return of_found and any(request.looks_ahead for request in requests)
 
     @property
     def rests(self) -> bool:

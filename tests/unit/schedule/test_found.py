@@ -61,6 +61,7 @@ class Texts:
                 Speculation(drafter="ngram"),
                 tuple(range(DEPTH + 1)),
                 adaptive=True,
+                looks_ahead=True,
                 priority=self.priorities[i % len(self.priorities)],
             )
             for i in range(self.count)
@@ -206,6 +207,20 @@ def test_fixed_depths_stay() -> None:
     depths = texts.policy.depths(texts.requests)
     assert depths[1] == DEPTH and depths[2] == 0
     assert not texts.policy.rests, "nobody would look for the one that always drafts"
+
+
+def test_where_a_prompt_ends_nobody_has_looked() -> None:
+    """So there is room for all that may be found, and nothing is learnt of how sure it was."""
+    texts = Texts(dear)
+    texts.run(PAUSE)
+    newcomer = Request("", [0] * 9, SamplingParams(), Speculation(drafter="ngram"), (0, 1, 2), adaptive=True)
+    newcomer.looks_ahead = True
+    depths = texts.policy.depths([newcomer], Others(asked=texts.count))
+    assert depths == [2]
+    known = {evidence: list(levels.checks) for evidence, levels in texts.policy.found._levels.items()}
+    texts.policy.landed([Span(newcomer, 0, 9, 2, 2)], [1], 5e-3)
+    texts.policy.settle()
+    assert {evidence: list(levels.checks) for evidence, levels in texts.policy.found._levels.items()} == known
 
 
 def test_looks_seldom_where_there_is_nothing() -> None:

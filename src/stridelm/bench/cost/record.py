@@ -216,10 +216,7 @@ class _Grid:
 
     def _requests(self, prompts: Sequence[list[int]], most: int) -> list[Request]:
         params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, speculation=self.speculation)
-        requests = [self.engine.add(f"cost {place}", prompt, params) for place, prompt in enumerate(prompts)]
-        for request in requests:
-            request.found = None
-        return requests
+        return [self.engine.add(f"cost {place}", prompt, params) for place, prompt in enumerate(prompts)]
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
