@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--acceptance", default="1.0,1.5,2.0,2.5,3.5,mixed")
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
     parser.add_argument("--steps", type=int, default=24, help="of a turn")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4, help="an even number, so that nothing always comes last")
     parser.add_argument("--learning", type=int, default=100, help="steps before the first turn")
     parser.add_argument("--layers", type=int, default=LLAMA_8B["num_hidden_layers"], help="of the 8B shape")
     parser.add_argument("--tiny", action="store_true", help="the built-in model; needs no GPU")
@@ -167,6 +167,10 @@ def main() -> int:
     console = Console(width=170)
     if args.plot:
         check_plot(args.plot)
+    if not args.read and (args.rounds < 2 or args.rounds % 2):
+        parser.error(
+            f"--rounds must be even; got {args.rounds}: what comes last in most rounds has the longest contexts"
+        )
     streams = tuple(int(n) for n in args.streams.split(","))
     settings = Settings(
         streams,
