@@ -104,11 +104,10 @@ class Drafters:
     ) -> Draft:
         """One Draft for all spans of the step. ask: replaces the call of a drafter's `propose`, if there is a quicker
         way. hosted: what `propose_on_host` has returned for these spans. bounds: as in Group."""
-        drafters = [self._of(span.request) for span in spans]
-        drafting = [i for i, span in enumerate(spans) if span.draft and not drafters[i].host_bound]
+        drafting = [i for i, span in enumerate(spans) if span.draft and not self._of(span.request).host_bound]
         if drafting:
             # Where one drafter has looked for all of them, it need not be told apart for whom it found nothing.
-            if all(drafter is drafters[0] for drafter in drafters) and spans[0].request.looks_ahead:
+            if spans[0].request.looks_ahead and len({span.request.speculation.drafter for span in spans}) == 1:
                 drafting = list(range(len(spans)))
             return self._proposed(spans, slots, drafting, ask, hosted, bounds)
         return empty_draft(len(spans), self._table.arena) if hosted is None else hosted

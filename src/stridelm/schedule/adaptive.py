@@ -45,7 +45,7 @@ from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.landings import Landed, Landings
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
-from stridelm.schedule.rows import first_row, has_prompt
+from stridelm.schedule.rows import decoded_rows, first_row, has_prompt
 from stridelm.schedule.step_cost import StepCost, stair
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace
@@ -198,7 +198,7 @@ class Adaptive:
 
     def _trimmed(self, requests: Sequence[Request], depths: list[int], most: int, stairs: RowStairs) -> list[int]:
         """These depths, without the least likely levels that do not fit into the rows that were chosen."""
-        rows = _rows(requests, depths)
+        rows = decoded_rows(requests, depths)
         if rows <= most:
             return depths
         deepest = max(depths)
@@ -318,7 +318,7 @@ class Adaptive:
         readers = self.acceptance.read(requests)
         chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
         depths, context = decided.depths, sum(map(first_row, requests))
-        step = StepShape(len(requests), _rows(requests, depths), max(depths), context, prompt)
+        step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         step = step if prompt else self._padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
@@ -436,11 +436,6 @@ class Adaptive:
         if self.stairs is None or not step.depth:
             return step
         return replace(step, rows=self.stairs.up(step.requests, step.rows, step.depth))
-
-
-def _rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
-    """Of a step that only decodes these requests, before it is padded."""
-    return len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
 
 
 def _of(each: Sequence[int], places: Sequence[int]) -> Sequence[int]:

@@ -27,7 +27,7 @@ from itertools import accumulate
 import numpy as np
 
 from stridelm.schedule.depth_figures import Choice, DepthFigures
-from stridelm.schedule.rows import first_row
+from stridelm.schedule.rows import decoded_rows, first_row
 from stridelm.schedule.step_cost import StepCost, middle
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace, weight
@@ -169,8 +169,7 @@ class FoundDrafts:
             rows = 0
             for span, of_span, right in zip(spans, found, levels, strict=True):
                 if span.depth and of_span is not None:
-                    evidence = span.request.speculation.drafter, of_span.evidence
-                    self._levels.setdefault(evidence, Levels()).learn(span.depth, right)
+                    self._levels.setdefault(_evidence(span.request, of_span), Levels()).learn(span.depth, right)
                     rows, accepted = rows + span.depth, accepted + right
             shape = shape_of(spans)
             latest = shape if shape.requests else latest
@@ -192,8 +191,7 @@ class FoundDrafts:
 
     def explain(self, requests: Sequence[Request], prompt: int) -> Choice:
         depths, context = self.depths(requests), sum(map(first_row, requests))
-        rows = sum(request.rows_by_depth[depth] for request, depth in zip(requests, depths, strict=True))
-        step = StepShape(len(requests), len(requests) + rows, max(depths), context, prompt)
+        step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         known = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
@@ -218,12 +216,14 @@ class FoundDrafts:
             return min(found.levels, levels - self._probed % levels)
         if weight < 1.0:
             return self._limit(self._chances_of(request)[: found.levels], weight)
-        return min(found.levels, self._limits.get((request.speculation.drafter, found.evidence), levels))
+        return min(found.levels, self._limits.get(_evidence(request, found), levels))
 
     def _chances_of(self, request: Request) -> list[float]:
-        evidence = 0 if request.found is None else request.found.evidence
-        levels = self._levels.get((request.speculation.drafter, evidence), Levels())
-        return levels.chances(len(request.rows_by_depth) - 1)
+        found = Found(0, 0) if request.found is None else request.found
+        return self._known(request, found).chances(len(request.rows_by_depth) - 1)
+
+    def _known(self, request: Request, found: Found) -> Levels:
+        return self._levels.get(_evidence(request, found), Levels())
 
     def _compare(self) -> None:
         """What was predicted of the first of these steps that only decoded, with what came of it."""
@@ -240,8 +240,7 @@ class FoundDrafts:
         expected = 0.0
         for span, of_span in zip(spans, found, strict=True):
             if span.depth and of_span is not None:
-                known = self._levels.get((span.request.speculation.drafter, of_span.evidence), Levels())
-                expected += sum(known.chances(span.depth, hope=0.0))
+                expected += sum(self._known(span.request, of_span).chances(span.depth, hope=0.0))
         return expected
 
     def _set_limits(self, like: StepShape) -> None:
@@ -264,6 +263,10 @@ class FoundDrafts:
         """How many of these levels bring the most tokens beyond their price. weight: what each counts for."""
         worth = [weight * right - price for right, price in zip(accumulate(chances, initial=0.0), self._prices)]
         return worth.index(max(worth))
+
+
+def _evidence(request: Request, found: Found) -> Evidence:
+    return request.speculation.drafter, found.evidence
 
 
 def _keep_paces(spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:

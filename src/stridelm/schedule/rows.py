@@ -9,6 +9,7 @@ which may be run in chunks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from stridelm.types import Request, Span
 
@@ -69,6 +70,11 @@ def least_span(request: Request, uncomputed: int) -> tuple[int, int]:
     if request.all_or_nothing and uncomputed <= window_leftover(request):
         return uncomputed, len(request.rows_by_depth) - 1
     return 1, 0
+
+
+def decoded_rows(requests: Sequence[Request], depths: Sequence[int]) -> int:
+    """Rows of a step that only decodes these requests, drafted to these depths, before it is padded."""
+    return len(requests) + sum([each.rows_by_depth[depth] for each, depth in zip(requests, depths, strict=True)])
 
 
 def following_rows(request: Request, end: int, *, served: bool, decides: bool) -> int:
