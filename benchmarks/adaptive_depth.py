@@ -104,6 +104,9 @@ class Turns:
         """(when it landed, expected tokens, mean depth)"""
         self.spent = 0.0
 
+    def drafts(self, requests: int) -> bool:
+        return self.chosen.drafts(requests) if self.fixed is None else True
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         if self.fixed is not None:
             return [min(self.fixed, len(request.rows_by_depth) - 1) for request in requests]

@@ -142,6 +142,9 @@ class Request:
     """Where its drafts may come from, by number (`Draft.source`)."""
     behind: int = 0
     """Its last tokens that this KV lacks, because steps that draft nothing leave it to a later one."""
+    rereads: bool = False
+    """It found a page that lacks only its drafter's KV: its drafter reads the prompt at once, for those that come after
+    it."""
     looks_ahead: bool = False
     """Its drafter says what it has found for the next draft before the step is planned."""
     found: Found | None = None
@@ -187,7 +190,7 @@ class Span:
     behind: int = 0
     """As of its request, before this step."""
     waits: bool = False
-    """The drafter's KV of this row is left to a later step."""
+    """The drafter's KV of these rows is left to a later step."""
 
     @property
     def rows(self) -> int:

@@ -31,12 +31,16 @@ WAYS = ("at once", "in flight", CAPTURED)
 class Script(Configured):
     """Drafts as it is told."""
 
-    def __init__(self, wanted: Callable[[Request], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Callable[[Request], bool], *, drafts: bool = True) -> None:
+        """drafts: whether prompts are read at once."""
+        self._wanted, self._drafts = wanted, drafts
         self.late: list[int] = []
         """Of each step that landed: the most rows that a drafter's KV lacked."""
         self.waited = 0
         """Steps that left theirs to a later one."""
+
+    def drafts(self, requests: int) -> bool:
+        return self._drafts
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [DEPTH if self._wanted(request) else 0 for request in requests]
@@ -55,11 +59,13 @@ def stands(checkpoint: Callable[..., Path]) -> Iterator[dict[str, Stand]]:
         yield {"at once": Stand(path, "float32"), "in flight": lagging, CAPTURED: lagging}
 
 
-def start(stands: dict[str, Stand], way: str, drafter: str, wanted: Callable[[Request], bool]) -> tuple[Engine, Script]:
+def start(
+    stands: dict[str, Stand], way: str, drafter: str, wanted: Callable[[Request], bool], *, drafts: bool = True
+) -> tuple[Engine, Script]:
     engine = stands[way].llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4).engine
     if way == CAPTURED:
         replays(engine)
-    script = Script(wanted)
+    script = Script(wanted, drafts=drafts)
     engine.steps.planner.depths = script
     return engine, script
 
@@ -96,8 +102,8 @@ def test_nothing_is_lost(stands: dict[str, Stand], way: str, drafter: str) -> No
     drafting = False
     waiting, script = start(stands, way, drafter, lambda request: drafting)
     following, other = start(stands, way, drafter, lambda request: drafting)
-    following.steps.planner.patience = 0
-    patience = waiting.steps.planner.patience
+    following.steps.planner.waits.patience = 0
+    patience = waiting.steps.planner.waits.patience
     assert patience == (HOST_PATIENCE if way == "at once" else PATIENCE)
     length = patience + 44
     pairs = list(zip(add(waiting, stand, 3, length), add(following, stand, 3, length)))
@@ -145,7 +151,7 @@ def test_others_go_on_waiting(stands: dict[str, Stand], drafter: str) -> None:
     eager: list[Request] = []
     engine, _ = start(stands, "at once", drafter, lambda request: request in eager)
     following, _ = start(stands, "at once", drafter, lambda request: False)
-    following.steps.planner.patience = 0
+    following.steps.planner.waits.patience = 0
     (patient, twin), behind = (add(each, stand, 1, 60)[0] for each in (engine, following)), 0
     for number in range(3):
         for _ in range(4):
@@ -198,3 +204,81 @@ def test_pages_are_named_once_they_are_whole(stands: dict[str, Stand], drafter: 
     again = engine.add("again", first.token_ids, SamplingParams(temperature=0.0, max_tokens=4))
     engine.step()
     assert again.stats.cached_tokens <= len(first.prompt_ids)
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("chunk", [5, 64])
+def test_prompts_wait(stands: dict[str, Stand], drafter: str, chunk: int) -> None:
+    """On a host, whole or in chunks, while nothing is drafted. A head that reads them later has the entries, bit for
+    bit, of one that read them at once, and what is drafted then is the same."""
+    stand, drafting = stands["at once"], False
+    waiting, _ = start(stands, "at once", drafter, lambda request: drafting, drafts=False)
+    following, _ = start(stands, "at once", drafter, lambda request: drafting)
+    following.steps.planner.waits.patience = 0
+    for engine in (waiting, following):
+        engine.steps.planner.rows.most = engine.steps.planner.rows.now = chunk
+    pairs = list(zip(add(waiting, stand, 2, 40), add(following, stand, 2, 40)))
+    while any(one.computed <= len(one.prompt_ids) for one, _ in pairs):
+        for engine in (waiting, following):
+            engine.step()
+    assert all(one.behind == one.computed for one, _ in pairs)
+    drafting = True
+    waiting.step()  # catches up
+    drafting = False
+    following.step()
+    for one, two in pairs:
+        assert one.token_ids == two.token_ids and not one.behind
+        for got, wanted in zip(entries(waiting, drafter, one), entries(following, drafter, two), strict=True):
+            assert torch.equal(got, wanted)
+    drafting = True
+    while waiting.busy:
+        waiting.step()
+        following.step()
+    for one, two in pairs:
+        assert one.output_ids == two.output_ids
+        assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_prompts_that_begin_alike_are_read(stands: dict[str, Stand], drafter: str) -> None:
+    """Pages of a prompt that waits are found by plain requests alone. The first request that finds them so reads its
+    prompt at once, so those after it find all pages."""
+    stand = stands["at once"]
+    engine, _ = start(stands, "at once", drafter, lambda request: False, drafts=False)
+    (prompt,) = prompts(stand, 1, seed=3)
+    prompt = (prompt * 20)[:19]
+
+    def asked(name: str, **speculation: str) -> Request:
+        params = SamplingParams(temperature=0.0, max_tokens=6, speculation=speculation or None)
+        request = engine.add(name, prompt, params)
+        engine.step()
+        return request
+
+    first = asked("first")
+    assert first.behind == 19 and not first.stats.cached_tokens
+    plain = asked("plain", drafter="none")
+    assert plain.stats.cached_tokens == 16
+    second = asked("second")
+    assert second.rereads and not second.behind and not second.stats.cached_tokens
+    third = asked("third")
+    assert not third.rereads and third.stats.cached_tokens == 16 and third.behind == 3
+    while engine.busy:
+        engine.step()
+    assert first.output_ids == plain.output_ids == second.output_ids == third.output_ids
+
+
+def test_prompts_wait_only_where_nothing_is_drafted(stands: dict[str, Stand]) -> None:
+    """Not while a depth stands for as many requests as there are, nor of a request with a depth of its own, nor if they
+    are longer than what is kept for them."""
+    stand, drafter = stands["at once"], HEADS[0]
+    engine, script = start(stands, "at once", drafter, lambda request: False, drafts=False)
+    long = engine.add("long", [1] * (HOST_PATIENCE + 1), SamplingParams(temperature=0.0, max_tokens=9))
+    (short,) = add(engine, stand, 1, 9)
+    params = SamplingParams(temperature=0.0, max_tokens=9, speculation={"depth": DEPTH})
+    fixed = engine.add("fixed", short.prompt_ids, params)
+    engine.step()
+    assert not long.behind and short.behind == len(short.prompt_ids) and not fixed.behind
+    script._drafts = True
+    late = engine.add("late", short.prompt_ids[1:], SamplingParams(temperature=0.0, max_tokens=9))
+    engine.step()
+    assert not late.behind and short.behind == len(short.prompt_ids) + 1

@@ -33,7 +33,9 @@ class Lease:
     """Page group -> number of leading pages that its window has passed."""
     names: list[bytes] = field(default_factory=list)
     named: int = 0
-    """Number of leading pages that have been made findable."""
+    """Number of leading pages that have been made findable by their names."""
+    followed: int = 0
+    """Number of those that can also be found by requests whose drafter keeps KV, because they hold all of that."""
 
     def pages(self, group: str) -> list[int]:
         """The pages that are held."""
@@ -65,7 +67,7 @@ class Ledger:
         self.peak = 0
         """Maximum number of pages held at once, over all groups. To measure a run, set it to zero first."""
 
-    # Queries from the planner. Nothing between this line and `admit` changes anything but memoised hashes.
+    # Queries from the planner. Between this line and `admit` nothing changes but memoised hashes and `rereads`.
 
     def available(self) -> PageCounts:
         return PageCounts(pages.available for pages in self._pages.values())
@@ -127,6 +129,7 @@ class Ledger:
         In a group with a window, only the pages that the row after the prefix sees must be cached.
         """
         nothing: dict[str, list[int]] = {group: [] for group in self._pages}
+        request.rereads = False
         if not self._prefix_caching or request.params.reads_prompt:
             return 0, nothing
         tokens = request.token_ids
@@ -153,6 +156,7 @@ class Ledger:
         for index, name in enumerate(names):
             page = self._pages[group].find(self._key(request, name, tokens, index)) or 0
             if not page and self.windows[group] is None:
+                request.rereads |= self._pages[group].find(name) is not None
                 break
             table.append(page)
         return table
@@ -175,12 +179,12 @@ class Ledger:
         assert request.id not in self._leases and request.computed == 0
         length, hit = self._hit(request)
         left = {group: self._passed(group, length * self.page_size) for group in hit}
-        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), named=length)
+        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), length, length)
         for group in hit:
             for page in lease.pages(group):
                 self._pages[group].share(page)
         self._leases[request.id] = lease
-        request.computed = lease.named * self.page_size
+        request.computed = length * self.page_size
         request.stats.cached_tokens = max(request.stats.cached_tokens, request.computed)
 
     def reserve(self, spans: Iterable[Span]) -> Transaction:
@@ -207,19 +211,25 @@ class Ledger:
                 pages.drop(reversed(lease.pages(group)))
 
     def _name_full_pages(self, request: Request, lease: Lease) -> None:
-        lookahead = 0 if request.draft_kv is None else request.draft_kv.lookahead
-        full = (min(request.computed, request.known - lookahead) - request.behind) // self.page_size
-        if full <= lease.named:
+        full = followed = min(request.computed, request.known) // self.page_size
+        if request.draft_kv is not None:
+            end = min(request.computed, request.known - request.draft_kv.lookahead)
+            followed = max(lease.followed, (end - request.behind) // self.page_size)
+        if full <= lease.named and followed <= lease.followed:
             return
         tokens = request.token_ids
         extend(lease.names, tokens[: full * self.page_size], self.page_size, request.params.cache_salt)
         for index in range(lease.named, full):
-            name = lease.names[index]
-            for digest in dict.fromkeys((name, self._key(request, name, tokens, index))):
-                for group, table in lease.tables.items():
-                    if index >= lease.left[group]:
-                        self._pages[group].name(table[index], digest)
-        lease.named = full
+            self._name(lease, index, lease.names[index])
+        if request.draft_kv is not None:
+            for index in range(lease.followed, followed):
+                self._name(lease, index, self._key(request, lease.names[index], tokens, index))
+        lease.named, lease.followed = full, followed
+
+    def _name(self, lease: Lease, index: int, digest: bytes) -> None:
+        for group, table in lease.tables.items():
+            if index >= lease.left[group]:
+                self._pages[group].name(table[index], digest)
 
     # Page operations, for the transaction.
 

@@ -148,6 +148,9 @@ class Adaptive:
         decided = self._decided
         return self.found.rests if self._by_found else decided.repeats > 0 and not any(decided.depths)
 
+    def drafts(self, requests: int) -> bool:
+        return not self.cost.knows_decodes or self._standing_for(requests).depth > 0
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         self._by_found = self.found.serves(requests) and (self._by_found or not others.asked)
         if self._by_found:

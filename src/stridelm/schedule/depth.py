@@ -46,6 +46,10 @@ class DepthPolicy(Protocol):
         look for anything to draft."""
         ...
 
+    def drafts(self, requests: int) -> bool:
+        """Whether anything is drafted for so many requests, as things stand."""
+        ...
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         """Maximum levels of each request's next draft, 0 for none. The planner uses fewer if rows or pages are short,
         or if a request could not emit as many tokens. Never asked for `all_or_nothing` requests.
@@ -81,6 +85,9 @@ class Configured:
     def __init__(self, cost: StepCost | None = None) -> None:
         """cost: by default, what steps take is not learnt."""
         self.cost = cost
+
+    def drafts(self, requests: int) -> bool:
+        return True
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [len(request.rows_by_depth) - 1 for request in requests]

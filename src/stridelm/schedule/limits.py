@@ -7,9 +7,10 @@ from typing import Protocol
 
 from stridelm.types import PageCounts, Request
 
-PATIENCE, HOST_PATIENCE = 16, 64
+PATIENCE, HOST_PATIENCE = 16, 128
 """Most rows for which a drafter's own KV may wait, where depths are chosen. On a card one pass for so many costs little
-more than for one. On a host it costs as much as so many, but many a request ends before it is due."""
+more than for one. On a host it costs as much as so many, but many a request ends before it is due, short prompts
+included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,7 @@ request after it in the order, and only a tenant that has at least two more requ
 from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
 request is allocated together with them.
 
-Where depths are chosen, a step that drafts nothing may leave the drafters' KV to a later one: following the target at
-every step is what plain decoding does not have to do. Once `patience` tokens are missing, or before a step that drafts,
-a step without drafts brings all of it up to date. A host need not treat all requests alike: there each one's is brought
-up to date when it is due, or before it drafts, whatever the others do.
+A step that drafts nothing may leave the KV of drafters to a later one (waits.py).
 
 No request is preempted because others draft. What a draft does not need is given back when its verdict is read; if the
 next step is planned before that, drafts leave the pages that its smallest spans will need.
@@ -34,9 +31,10 @@ from stridelm.schedule.limits import Budget, PageView
 from stridelm.schedule.prompt_rows import PromptPolicy, Unbounded
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.row_budget import RowBudget
-from stridelm.schedule.rows import blocked, has_draft_in_flight, is_unseen, least_span, most_decoded, useful_depth
+from stridelm.schedule.rows import blocked, has_draft_in_flight, is_unseen, least_span, useful_depth
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.schedule.step_shape import StepShape, shape_of
+from stridelm.schedule.waits import Waits
 from stridelm.types import PageCounts, Request, StepPlan
 
 
@@ -50,10 +48,10 @@ class Planner:
         patience: int = 0,
         apart: bool = False,
     ) -> None:
-        """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1. patience: most tokens that
-        drafters' KV may lack. apart: whether that of some requests may wait in a step that writes others'."""
+        """lag: number of steps whose verdicts are unread while the next is planned, 0 or 1. patience, apart: as of
+        Waits."""
         self.budget = budget
-        self.patience, self.apart = patience, apart
+        self.waits = Waits(patience, apart)
         self.rows = RowBudget(budget.tokens)
         self.lag = lag
         self.depths: DepthPolicy = Configured() if depths is None else depths
@@ -98,9 +96,10 @@ class Planner:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            if self.patience:
-                waits = list(map(self._may_wait, served)) if self.apart else [self._may_all_wait(served)] * len(served)
-            if self.apart or not any(allocation.request.behind for allocation in served):
+            staying = min(self.budget.requests, len(queue.running) + sum(map(len, waiting.values())))
+            unread = self.waits.apart and not self.depths.drafts(staying)
+            waits = self.waits.of(served, unread=unread)
+            if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
                     if not allocation.request.behind:
                         _deepen(allocation, budget)
@@ -137,17 +136,6 @@ class Planner:
             assert min(depths) >= 0, f"a depth policy allowed {min(depths)} levels"
             for allocation, depth in zip(new, depths, strict=True):
                 allocation.allowed = depth
-
-    def _may_wait(self, served: Allocation) -> bool:
-        """Whether the step can leave the KV of the request's drafter to a later one: it only decodes, and is not to
-        draft."""
-        kept = served.request.draft_kv
-        return _only_decodes(served) and kept is not None and kept.may_wait and served.request.behind < self.patience
-
-    def _may_all_wait(self, served: list[Allocation]) -> bool:
-        """The same of all requests: those whose drafters keep no KV only must not draft."""
-        keeping = [each for each in served if each.request.draft_kv and each.request.draft_kv.may_wait]
-        return bool(keeping) and all(map(_only_decodes, served)) and all(map(self._may_wait, keeping))
 
     def _prompt_rows(self, allocations: list[Allocation], lines: Mapping[str, Sequence[Request]], slots: int) -> float:
         """Rows that prompts may have beside those of these requests that decode. lines: of the requests that wait, for
@@ -262,11 +250,6 @@ def _victims(pending: deque[Request], lacking: PageCounts, view: PageView) -> li
         if all(short <= 0 for short in lacking):
             return victims
     return []
-
-
-def _only_decodes(allocation: Allocation) -> bool:
-    """Whether the request reads no prompt, and is not to draft."""
-    return allocation.allowed == 0 and allocation.real <= most_decoded(allocation.request)
 
 
 def _useful(allocation: Allocation) -> int:

@@ -20,6 +20,9 @@ class RandomDepths(Configured):
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
+    def drafts(self, requests: int) -> bool:
+        return self._draw.random() < 0.5
+
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [self._draw.choice((0, 0, *range(len(request.rows_by_depth)))) for request in requests]
 
