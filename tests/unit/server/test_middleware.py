@@ -137,6 +137,7 @@ def test_a_request_that_takes_too_long(narrow: Served, stream: bool) -> None:
 def test_an_engine_that_stands_still_accepts_nothing(narrow: Served, stream: bool) -> None:
     """The limit holds for requests that the engine has not even accepted."""
     with narrow.openai(KEY) as client:
+        until("earlier requests are gone", lambda: served_again(client))
         with narrow.standing_still(), pytest.raises(openai.APIStatusError) as caught:
             client.completions.create(**LONG, stream=stream)
         assert caught.value.status_code == 408
