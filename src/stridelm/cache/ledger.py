@@ -179,7 +179,7 @@ class Ledger:
         assert request.id not in self._leases and request.computed == 0
         length, hit = self._hit(request)
         left = {group: self._passed(group, length * self.page_size) for group in hit}
-        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), length, length)
+        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), named=length, followed=length)
         for group in hit:
             for page in lease.pages(group):
                 self._pages[group].share(page)

@@ -68,9 +68,10 @@ class Planner:
         turns = {request: turn for turn, request in running if not blocked(request)}
         allocations, preempted, short = _serve(list(turns), budget)
         slots = self.budget.requests - len(queue.running) if waiting else 0
+        coming = min(slots, sum(map(len, waiting.values())))
         reading = sum([not allocation.decides for allocation in allocations])
         # If no prompt is being read, those that wait may have to wait longer: for pages.
-        joining = reading + min(slots, sum(map(len, waiting.values()))) if reading else 0
+        joining = reading + coming if reading else 0
         others = Others(reads=bool(slots or reading), joining=joining)
         self._ask(allocations, others)
         if others.reads:
@@ -96,8 +97,7 @@ class Planner:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            staying = min(self.budget.requests, len(queue.running) + sum(map(len, waiting.values())))
-            unread = self.waits.apart and not self.depths.drafts(staying)
+            unread = self.waits.apart and not self.depths.drafts(len(queue.running) + coming)
             waits = self.waits.of(served, unread=unread)
             if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
