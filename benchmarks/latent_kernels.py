@@ -126,8 +126,8 @@ def state_of(heads: int) -> Any:
 
 def geometry_of(tables: torch.Tensor, context: int, real: int, drafts: int) -> Any:
     """A step of a span for each row of the tables: real rows and a chain of draft rows after a context."""
+    from stridelm.batch import Geometry
     from stridelm.cache.layout import FULL
-    from stridelm.types import Geometry
 
     batch, rows = len(tables), real + drafts
     own = torch.arange(rows, device="cuda") - real

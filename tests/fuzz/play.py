@@ -18,10 +18,11 @@ from fuzz.checkpoints import directory, head_directories
 from fuzz.found import Found, guarded
 from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch
 from stridelm.draft import DRAFTERS
 from stridelm.engine.outcome import Outcome
 from stridelm.text_engine import TextEngine
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Logprob, Request, StepOutput, StepPlan
+from stridelm.types import Logprob, Request, StepOutput, StepPlan
 from support.doubles import bounds
 from support.doubles.faults import guilty_from, plant
 from support.doubles.stand import CAPTURE_NOTHING

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
+from stridelm.batch import Draft
 from stridelm.draft import DRAFTERS
 from stridelm.engine import kinds as kinds_of_steps
 from stridelm.engine.device_step import Run
 from stridelm.llm import RequestOutput
-from stridelm.types import Draft
 from support.checks.identity import FEATURES, check_identity, mixed_jobs, prompts, sampling, trusting_neighbours
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.depths import ByLength, RandomDepths

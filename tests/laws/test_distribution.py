@@ -16,6 +16,7 @@ import torch
 
 import stridelm.verify.exact as exact
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.cache.pool import PagePool
 from stridelm.cache.transaction import Transaction
 from stridelm.draft import DRAFTERS
@@ -24,7 +25,6 @@ from stridelm.kernels import plain_logits, plain_step
 from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Past
-from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import VerifyInput
 from support.checkpoints.models import make

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import ForwardBatch
 from stridelm.engine.step import Flight
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
-from stridelm.types import ForwardBatch, Request
+from stridelm.types import Request
 from stridelm.verify import RULES
 from support.checkpoints.models import EOS
 from support.checks.grammar import GRAMMARS, check_grammar, check_rule, jobs_of

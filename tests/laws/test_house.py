@@ -20,7 +20,19 @@ import stridelm
 from support.doubles.forks import Forks, forks
 
 PACKAGE = Path(stridelm.__path__[0])
-LEAVES = ("types", "stats", "config", "faults", "registry", "options", "params", "values", "threads", "primitives")
+LEAVES = (
+    "types",
+    "batch",
+    "stats",
+    "config",
+    "faults",
+    "registry",
+    "options",
+    "params",
+    "values",
+    "threads",
+    "primitives",
+)
 LAYERS = (
     {*LEAVES, "arena", "builtin", "progress", "upload"},
     {"kernels", "text", "parallel"},
@@ -163,6 +175,7 @@ def test_the_planner_is_pure() -> None:
     impure = {"torch", "triton"}
     planner = [path for path in FILES if package_of(path) == "schedule"]
     faults = [shown(path) for path in planner if impure & {name.split(".")[0] for name in imports(path)}]
+    faults += [shown(path) for path in planner if "batch" in packages_imported(path)]
     assert planner
     assert not faults, faults
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter
 from stridelm.engine.outcome import Outcome
 from stridelm.run.state import TokenTable
-from stridelm.types import Draft, ForwardBatch, Found, Request, StepPlan
+from stridelm.types import Found, Request, StepPlan
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Stand
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from stridelm import LLM
-from stridelm.types import ForwardBatch, Request
+from stridelm.batch import ForwardBatch
+from stridelm.types import Request
 from support.checks.identity import mixed_jobs
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Job, Stand

@@ -14,10 +14,11 @@ import torch
 from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.engine.outcome import Outcome
 from stridelm.models.layers.block import Block
 from stridelm.run import eager
-from stridelm.types import Draft, ForwardBatch, StepPlan
+from stridelm.types import StepPlan
 from support.checks.identity import mixed_jobs, teach
 from support.doubles.bounds import BOUNDS, bounds_registered
 from support.doubles.interpreter import INTERPRETED

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from stridelm import SamplingParams
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.engine.outcome import Outcome
-from stridelm.types import Draft, ForwardBatch, StepPlan
+from stridelm.types import StepPlan
 from support.checkpoints.assistants import write_assistant
 from support.checks.watch import engine
 from support.oracles.assistants import Generated, Pair

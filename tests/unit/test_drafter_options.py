@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams, Speculation
+from stridelm.batch import Draft
 from stridelm.bench.variants import read_variants
 from stridelm.cli.main import build_parser
 from stridelm.cli.serve import read_configs
@@ -29,7 +30,6 @@ from stridelm.server.messages import encode, plain
 from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
 from stridelm.server.sglang.schemas import NativeSampling
 from stridelm.text.generation_config import GenerationDefaults
-from stridelm.types import Draft
 from stridelm.values import option
 from support.doubles.tree_drafter import registered
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV, LayerState, LayerStates
 from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.ops import LatentRope, Ops, QKRope
-from stridelm.types import Geometry
 
 Entries = Mapping[str, torch.Tensor]
 """A layer's tensors by name, [P, ...] over the pool's P slots."""

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, Expansion, LatentMixer
+from stridelm.batch import Geometry
 from stridelm.cache.layout import LatentKV
 from stridelm.kernels.entries import read
-from stridelm.types import Geometry
 from stridelm.upload import upload
 
 LEAD = 1.5

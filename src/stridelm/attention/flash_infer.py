@@ -19,8 +19,8 @@ import torch
 
 from stridelm.attention.base import AttentionBackend, HeadsMixer
 from stridelm.attention.host_view import HostView
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV
-from stridelm.types import Geometry
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)

@@ -13,6 +13,7 @@ import torch
 from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
 from stridelm.attention.expanded import ExpandingLatents
 from stridelm.attention.reference import ReferenceHeads
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.cache.pool import StoredLayers
 from stridelm.kernels.host import attention, pair_attention
@@ -21,7 +22,6 @@ from stridelm.kernels.host.columns import address
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
 from stridelm.kernels.host.memory import array
-from stridelm.types import Geometry
 
 
 class HostHeads(HeadsMixer):

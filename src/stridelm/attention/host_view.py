@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from stridelm.types import Geometry
+from stridelm.batch import Geometry
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV, LayerState
 from stridelm.kernels.attention import paged_attention
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms
-from stridelm.types import MAX_DRAFT_ROWS, Geometry
+from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.upload import upload
 
 SHORT = 16

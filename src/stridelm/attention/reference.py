@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from stridelm.attention.base import AttentionBackend, HeadsMixer, LatentsAsHead
 from stridelm.attention.host_view import HostView
 from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.kernels.entries import read
-from stridelm.types import Geometry
 
 MAX_SCORES = 1 << 25
 """Most scores held at once: tiles are computed in slices of this many."""

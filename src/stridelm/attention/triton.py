@@ -21,8 +21,8 @@ from stridelm.attention.paged_step import (
     tiles_of,
 )
 from stridelm.attention.triton_latents import TritonLatents
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV, LayerStates
-from stridelm.types import Geometry
 from stridelm.upload import upload
 
 

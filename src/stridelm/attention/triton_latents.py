@@ -14,9 +14,9 @@ import torch
 from stridelm.attention.base import AttentionBackend
 from stridelm.attention.expanded import ExpandingLatents
 from stridelm.attention.paged_step import PagedStep, launch_forms, stack_of
+from stridelm.batch import Geometry
 from stridelm.cache.layout import LatentKV
 from stridelm.kernels.attention_plan import MAX_DIM
-from stridelm.types import Geometry
 
 
 class TritonLatents(ExpandingLatents):

@@ -12,13 +12,13 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Geometry, Verdict
 from stridelm.cache.backing import Backing, ElasticMemory, rounded
 from stridelm.cache.layout import HeadsKV, LayerStates, Shared
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.host.columns import bits
 from stridelm.kernels.step_ops import StepOps
 from stridelm.progress import size
-from stridelm.types import Draft, ForwardBatch, Geometry, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch, Verdict
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBatch, Found, Request, Span, Verdict
+from stridelm.types import MAX_DRAFT_ROWS, DraftKV, Found, Request, Span
 from stridelm.upload import upload
 
 if TYPE_CHECKING:

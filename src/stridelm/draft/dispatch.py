@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, point_masses
 from stridelm.faults import on_behalf_of
@@ -15,7 +16,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Found, Request, Span, Verdict
+from stridelm.types import Found, Request, Span
 from stridelm.upload import upload
 
 KINDS = 1024

@@ -23,10 +23,11 @@ import numpy as np
 import torch
 
 from stridelm.arena import Arena
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import TreeShape
 from stridelm.draft.options import BranchingOptions, LookupOptions, Path
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft
+from stridelm.types import MAX_DRAFT_ROWS
 
 
 @dataclass(frozen=True)

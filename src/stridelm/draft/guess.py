@@ -16,6 +16,7 @@ from enum import Enum
 
 import torch
 
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import Group, chain, point_masses, within_bounds
 from stridelm.draft.expand import Branching, Scores
 from stridelm.draft.lookup import lookup, match_lengths
@@ -24,7 +25,7 @@ from stridelm.kernels.noise import DRAFT, attempt_stream
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, Draft, Span
+from stridelm.types import Span
 from stridelm.verify import RULES
 
 LONG_MATCH = 6

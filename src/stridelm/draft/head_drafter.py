@@ -27,6 +27,7 @@ from typing import ClassVar
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, scores_of, shape_of
@@ -36,14 +37,7 @@ from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, head_layout, last_of, place, place_nodes
 from stridelm.sample.sampler import Sampler
-from stridelm.types import (
-    Draft,
-    DraftKV,
-    ForwardBatch,
-    Request,
-    Span,
-    Verdict,
-)
+from stridelm.types import DraftKV, Request, Span
 
 
 class HeadDrafter(HeadWeights):

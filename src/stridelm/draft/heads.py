@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
+from stridelm.batch import States
 from stridelm.cache.layout import LayerStates
 from stridelm.draft.given import Given
 from stridelm.kernels.ops import Ops
@@ -25,7 +26,6 @@ from stridelm.models.layers.slots import ModelPart
 from stridelm.models.loader import fill, fill_randomly, formats_of, screaming
 from stridelm.models.storage import Loading, storage_of, store
 from stridelm.run.heads import TargetRuntime
-from stridelm.types import States
 
 
 class LoadableModule(ModelPart):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.guess import Guessing
@@ -32,7 +33,7 @@ from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import Feature, SamplingTable
 from stridelm.schedule.limits import Budget
 from stridelm.schedule.rows import has_prompt
-from stridelm.types import Draft, ForwardBatch, Request, Span, StepPlan, Verdict
+from stridelm.types import Request, Span, StepPlan
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments

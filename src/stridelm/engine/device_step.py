@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.dispatch import Drafters
@@ -19,7 +20,7 @@ from stridelm.run.batch import RowLayout, build, row_layout, shape_of
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.live_rows import without_padding
 from stridelm.run.state import PageTables, TokenTable
-from stridelm.types import Draft, ForwardBatch, Span, StepPlan, Verdict
+from stridelm.types import Span, StepPlan
 from stridelm.upload import upload
 from stridelm.verify.paths import DraftPaths
 from stridelm.verify.verifier import Verifier

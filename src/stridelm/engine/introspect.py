@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.batch import ForwardBatch, Verdict
 from stridelm.run.eager import Logits
 from stridelm.sample.logprobs import HostLogprobs, PromptLogprobs, raw_logprobs
-from stridelm.types import ForwardBatch, Logprob, Request, Span, Verdict
+from stridelm.types import Logprob, Request, Span
 from stridelm.upload import upload
 
 

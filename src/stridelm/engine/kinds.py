@@ -9,12 +9,13 @@ from functools import cache
 
 import torch
 
+from stridelm.batch import Draft
 from stridelm.engine.ways import Way, Ways
 from stridelm.params import Speculation
 from stridelm.sample.table import Feature
 from stridelm.schedule.limits import PATIENCE
 from stridelm.schedule.rows import catches_up, most_decoded
-from stridelm.types import Draft, Request, Span
+from stridelm.types import Request, Span
 from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)

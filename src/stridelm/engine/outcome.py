@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stridelm.types import Verdict
+from stridelm.batch import Verdict
 from stridelm.upload import Download, Mark
 
 

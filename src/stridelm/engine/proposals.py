@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from stridelm.batch import Draft
 from stridelm.engine.device_step import DeviceStep
 from stridelm.engine.kinds import Inputs, Kind
 from stridelm.engine.ways import Ways
 from stridelm.run.graphs import GraphPool
 from stridelm.sample.table import SamplingTable
-from stridelm.types import Draft, Span
+from stridelm.types import Span
 
 
 def packed(draft: Draft, valid: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.cache.transaction import Transaction
 from stridelm.engine.device_step import Land, Run
 from stridelm.engine.emit import Emitter
@@ -30,7 +31,7 @@ from stridelm.schedule import Planner
 from stridelm.schedule.rows import catches_up, has_prompt
 from stridelm.schedule.slack import LaunchTime
 from stridelm.schedule.step_shape import shape_of
-from stridelm.types import Draft, ForwardBatch, StepPlan
+from stridelm.types import StepPlan
 from stridelm.upload import Mark
 
 Tracer = Callable[[StepPlan, Draft, ForwardBatch, Outcome], None]

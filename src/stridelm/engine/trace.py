@@ -37,11 +37,12 @@ from typing import Any, TextIO
 
 import torch
 
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch
 from stridelm.cache.ledger import Ledger
 from stridelm.engine.outcome import Outcome
 from stridelm.engine.stats import EngineStats
 from stridelm.text.tokenizer import Tokenizer
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Span, StepPlan
+from stridelm.types import Span, StepPlan
 
 Line = dict[str, Any]
 

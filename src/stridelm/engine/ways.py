@@ -14,13 +14,14 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft import DRAFTERS
 from stridelm.draft.dispatch import TREE_FIELDS
 from stridelm.options import is_of_rules
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.schedule.rows import catches_up
-from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Request, Span
 
 OTHERS = 0
 """Number of requests that no drafter of the device serves: plain ones, and those that the host drafts for."""

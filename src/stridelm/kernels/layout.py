@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from stridelm.batch import Draft
 from stridelm.kernels.index_kernel import NODES, index_kernel
-from stridelm.types import Draft
 
 _SHORT, _LONG = 16, 1024
 """Rows that a program handles at a time: two binaries, for spans that decode and for prompts."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.kernels import plain_logits, plain_sources
 from stridelm.kernels.entries import as_moved
 from stridelm.kernels.step_ops import Move, Sureness
-from stridelm.types import CANDIDATE, Draft, Verdict
 
 
 def place_live(

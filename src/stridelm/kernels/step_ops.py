@@ -19,8 +19,8 @@ from typing import Protocol
 
 import torch
 
+from stridelm.batch import Draft, Verdict
 from stridelm.kernels.plain_sources import SourceTables
-from stridelm.types import Draft, Verdict
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
 """Copies slot source[i] to slot target[i], int64 each, in all tensors that it was made for."""

@@ -20,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.kernels.index_kernel import NODES, index_kernel
 from stridelm.kernels.step_ops import Sureness
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, Verdict
+from stridelm.types import MAX_DRAFT_ROWS
 
 _CANDIDATE = tl.constexpr(CANDIDATE)
 _NUMBERS = tl.constexpr(6)

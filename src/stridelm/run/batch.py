@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Geometry
 from stridelm.run.state import PageTables, TokenTable
-from stridelm.types import Draft, ForwardBatch, Geometry, Span
+from stridelm.types import Span
 from stridelm.upload import upload
 
 

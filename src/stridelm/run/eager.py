@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from stridelm.attention.base import AttentionBackend, PagedLayers, PreparedAttention
+from stridelm.batch import ForwardBatch, Geometry, Onward, States
 from stridelm.cache.pool import PagePool, draft_places
 from stridelm.kernels.ops import Ops
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.run.onward import onward
 from stridelm.run.trap import PageTrap
-from stridelm.types import ForwardBatch, Geometry, Onward, States
 
 
 @dataclass(slots=True)

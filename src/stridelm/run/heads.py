@@ -16,6 +16,7 @@ import torch
 
 from stridelm.arena import Arena
 from stridelm.attention.base import AttentionBackend
+from stridelm.batch import Geometry
 from stridelm.cache.layout import FULL, LayerStates, bytes_per_token
 from stridelm.cache.pool import MemoryBudget, free_memory
 from stridelm.kernels.ops import Ops
@@ -26,7 +27,7 @@ from stridelm.run.batch import RowLayout, row_layout
 from stridelm.run.eager import EagerRunner, PagedMix
 from stridelm.run.live_rows import reached
 from stridelm.run.state import PageTables
-from stridelm.types import MAX_DRAFT_ROWS, Geometry
+from stridelm.types import MAX_DRAFT_ROWS
 
 FEW_ROWS = 8
 """On a CPU, up to so many rows are all run to the end: to lay out those that go on takes longer than the others do."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from stridelm.types import ForwardBatch
+from stridelm.batch import ForwardBatch
 
 
 def reached(tables: dict[str, torch.Tensor], most: int, page_size: int) -> dict[str, torch.Tensor]:

@@ -20,7 +20,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stridelm.types import ForwardBatch, Geometry, Onward, Span
+from stridelm.batch import ForwardBatch, Geometry, Onward
+from stridelm.types import Span
 from stridelm.upload import upload
 
 

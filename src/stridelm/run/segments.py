@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stridelm.batch import ForwardBatch, Geometry, States
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool
 from stridelm.run.state import PageTables
-from stridelm.types import ForwardBatch, Geometry, States
 
 ROWS = (64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Sizes that a step's rows are padded to. Products work on tiles of 128 rows, so that most of the padding is free."""

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stridelm.batch import ForwardBatch
 from stridelm.cache.layout import windows_of
 from stridelm.cache.pool import PagePool
-from stridelm.types import ForwardBatch, Request, Span
+from stridelm.types import Request, Span
 
 
 class PageFault(RuntimeError):

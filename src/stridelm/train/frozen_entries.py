@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from stridelm.attention.base import HeadsInput
+from stridelm.batch import States
 from stridelm.kernels.plain import roped
 from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import DenseMix, by_row, by_sequence, flat_positions, masked_attention
-from stridelm.types import States
 
 if TYPE_CHECKING:  # the drafter's folder may be missing
     from stridelm.draft.frozen_kv.head import FrozenKVHead

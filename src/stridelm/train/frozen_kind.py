@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
@@ -22,7 +23,6 @@ from stridelm.train.continuations import Continuations
 from stridelm.train.head_kinds import HeadKind
 from stridelm.train.recipe import init_weights
 from stridelm.train.settings import FrozenKVSettings
-from stridelm.types import States
 
 if TYPE_CHECKING:
     from stridelm.draft.frozen_kv.head import FrozenKVHead

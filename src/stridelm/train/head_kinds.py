@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 
+from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.attention import HeadsSpec
 from stridelm.models.layers.block import LayerSpec
@@ -26,7 +27,6 @@ from stridelm.train.export import checkpoint_tensors
 from stridelm.train.recipe import init_weights
 from stridelm.train.settings import EagleSettings, HeadSettings, MtpSettings
 from stridelm.train.unrolled import target_states, unrolled
-from stridelm.types import States
 
 if TYPE_CHECKING:
     from stridelm.draft.eagle.head import Eagle3Head

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.attention.base import HeadsInput
+from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import roped
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import DenseMix, by_row, by_sequence, flat_positions, masked_attention
-from stridelm.types import States
 
 
 def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) -> States:

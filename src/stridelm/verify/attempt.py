@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, uniforms
 from stridelm.sample.rows import Rows
-from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify.exact import walk_and_append
 from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import Rule, VerifyInput

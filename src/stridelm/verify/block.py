@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.types import Verdict
+from stridelm.batch import Verdict
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
 from stridelm.verify.rejection import at, less
 from stridelm.verify.rule import VerifyInput

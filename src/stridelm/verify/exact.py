@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, Verdict
 from stridelm.sample.rows import Rows
-from stridelm.types import Draft, Verdict
 from stridelm.upload import upload
 from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import Rule, VerifyInput

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from stridelm.types import Draft, Verdict
+from stridelm.batch import Draft, Verdict
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, follow, path_to, target_at
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import VerifyInput

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import torch
 
+from stridelm.batch import Draft
 from stridelm.sample.table import SamplingTable
-from stridelm.types import Draft, Span
+from stridelm.types import Span
 from stridelm.upload import Download
 
 

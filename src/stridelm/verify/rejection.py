@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.types import Draft, Verdict
+from stridelm.batch import Draft, Verdict
 from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
 from stridelm.verify.rule import VerifyInput
 

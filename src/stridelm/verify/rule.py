@@ -9,10 +9,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Span, Verdict
+from stridelm.types import Span
 from stridelm.upload import upload
 from stridelm.verify.paths import DraftPaths
 

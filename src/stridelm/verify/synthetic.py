@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from stridelm.types import Verdict
+from stridelm.batch import Verdict
 from stridelm.verify.attempt import draw, follow
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import Rule, VerifyInput

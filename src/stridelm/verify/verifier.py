@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Verdict
 from stridelm.upload import upload
 from stridelm.verify import RULES
 from stridelm.verify.paths import DraftPaths

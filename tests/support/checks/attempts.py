@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.step_ops import StepOps
 from stridelm.params import Speculation
@@ -18,7 +19,7 @@ from stridelm.run.state import TokenTable
 from stridelm.sample.length import log_odds
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.types import CANDIDATE, Draft, Request, Span
+from stridelm.types import Request, Span
 from stridelm.verify import RULES, block, lenient, rejection
 from stridelm.verify.rule import VerifyInput
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from stridelm.batch import Geometry
 from stridelm.cache.layout import LayerStates
 from stridelm.cache.pool import PagePool
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.step_ops import StepOps
 from stridelm.kernels.triton_step import TritonStepOps
-from stridelm.types import Geometry
 
 PAGE_SIZE, LONGEST, WIDTH = 4, 20, 48
 """Rows of a page, most rows committed before the draft, rows of the draft."""

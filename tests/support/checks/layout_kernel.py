@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from stridelm.arena import Arena
+from stridelm.batch import Draft
 from stridelm.draft.base import empty_draft
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.step_ops import StepOps
 from stridelm.run.batch import row_layout
 from stridelm.run.state import TokenTable
-from stridelm.types import Draft
 from support.checks.walk_kernels import random_draft
 
 SLOTS, LENGTH, PAGE_SIZE = 40, 400, 4

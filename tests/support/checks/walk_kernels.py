@@ -6,9 +6,9 @@ import random
 
 import torch
 
+from stridelm.batch import CANDIDATE, PROBE, Draft, Verdict
 from stridelm.draft.base import TreeShape
 from stridelm.run.state import TokenTable
-from stridelm.types import CANDIDATE, PROBE, Draft, Verdict
 from support.oracles.attention import random_tree
 
 VOCAB, SPANS = 6, 14

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.engine.outcome import Outcome
 from stridelm.schedule import planner
 from stridelm.schedule.step_budget import Allocation, StepBudget
-from stridelm.types import Draft, ForwardBatch, Span, StepPlan
+from stridelm.types import Span, StepPlan
 from support.doubles.depths import RandomDepths
 from support.oracles.heads import Drafted
 

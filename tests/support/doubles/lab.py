@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch, Geometry, States
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape
 from stridelm.draft.dispatch import Drafters
@@ -27,7 +28,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Geometry, Request, Span, States, Status
+from stridelm.types import Request, Span, Status
 from stridelm.verify.verifier import Verifier
 from support.doubles.stand import lossless_rules
 from support.doubles.tree_drafter import registered

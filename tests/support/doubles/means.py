@@ -20,6 +20,7 @@ from stridelm.attention.base import AttentionBackend, Entries, Mix, Mixer
 from stridelm.attention.host_view import HostView
 from stridelm.attention.reference import ReferenceAttention, ReferenceHeads
 from stridelm.attention.tiles import storage_slots
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LayerState, group_of
 from stridelm.kernels.ops import Ops
 from stridelm.models import MODELS
@@ -30,7 +31,7 @@ from stridelm.models.layers.hf import common_fields, dense_layers
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.slots import ModelPart, Slots
 from stridelm.parallel.shard import ONE, Shard
-from stridelm.types import MAX_DRAFT_ROWS, Geometry
+from stridelm.types import MAX_DRAFT_ROWS
 from support.checkpoints.models import SMALL
 from support.doubles.stand import Stand
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 
 import torch
 
+from stridelm.batch import Draft
 from stridelm.engine.device_step import Run
 from stridelm.engine.engine import Engine
 from stridelm.engine.introspect import Readable
-from stridelm.types import Draft
 
 
 class Replay:

@@ -16,11 +16,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from stridelm.batch import CANDIDATE, PROBE, Draft
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.options import Options
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE, Draft, Request
+from stridelm.types import MAX_DRAFT_ROWS, Request
 
 NAME = "random_tree"
 ROWS = (0, 1, 5, 17, 40, MAX_DRAFT_ROWS)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from stridelm.attention import BACKENDS, flash_infer
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV
-from stridelm.types import Geometry
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Maximum deviation from float64, for values up to 4. bfloat16 has eight significant bits."""

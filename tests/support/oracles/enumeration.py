@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Drafter, Group, TreeShape
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
-from stridelm.types import CANDIDATE, Draft, ForwardBatch, Verdict
 from stridelm.verify.paths import DraftPaths
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stridelm import SamplingParams
+from stridelm.batch import ForwardBatch, States
 from stridelm.models import MODELS
 from stridelm.run.eager import Logits
-from stridelm.types import ForwardBatch, States
 from support.doubles.stand import Stand
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Group, chain
 from stridelm.draft.dispatch import _merge
 from stridelm.engine.start import start
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, Span
+from stridelm.types import Span
 
 CPU = torch.device("cpu")
 NOTHING: Any = None

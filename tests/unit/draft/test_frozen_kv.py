@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.attention.triton import TritonAttention
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.cache.layout import FULL as FULL_PAGES
 from stridelm.cache.layout import LayerStates
 from stridelm.config import EngineConfig
@@ -27,7 +28,7 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.load import load as load_engine
 from stridelm.engine.outcome import Outcome
 from stridelm.parallel.shard import ONE, Shard
-from stridelm.types import Draft, ForwardBatch, Span, StepPlan
+from stridelm.types import Span, StepPlan
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import tensors_of
 from support.checkpoints.models import write

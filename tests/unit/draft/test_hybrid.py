@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import Draft, ForwardBatch
 from stridelm.bench.prompts import load_prompts
 from stridelm.builtin import builtin_path
 from stridelm.config import EngineConfig
@@ -20,7 +21,7 @@ from stridelm.engine.load import describe_target
 from stridelm.engine.outcome import Outcome
 from stridelm.models.loader import load_config
 from stridelm.params import Speculation
-from stridelm.types import Draft, ForwardBatch, StepPlan
+from stridelm.types import StepPlan
 
 pytestmark = pytest.mark.skipif(not {"hybrid", "mtp", "ngram"} <= {*DRAFTERS}, reason="a drafter is not installed")
 

@@ -15,12 +15,13 @@ from test_head_drafter import HEADS
 from transformers import AutoModelForCausalLM
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import Drafter, Group, TargetInfo
 from stridelm.draft.guess import Chain, Guessing
 from stridelm.draft.options import ChainOptions, GuessOptions
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, Draft, Request, Span
+from stridelm.types import Request, Span
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_medusa
 from support.checkpoints.models import write

@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
+from stridelm.batch import CANDIDATE, PROBE
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, TargetInfo, TreeShape, chain
 from stridelm.draft.mask.tree import verified_parents, verified_rows
 from stridelm.options import known
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, PROBE
+from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.verify import RULES
 from support.oracles.attention import random_tree
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE
 from stridelm.config import EngineConfig
 from stridelm.draft.base import Group, TargetInfo, TreeShape
 from stridelm.draft.settle import settle
@@ -23,7 +24,7 @@ from stridelm.draft.suffix.texts import GENERATIONS, Corpus, Text
 from stridelm.draft.suffix.tree import Tree, grow
 from stridelm.params import Speculation
 from stridelm.run.state import TokenTable
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Request, Span
+from stridelm.types import MAX_DRAFT_ROWS, Request, Span
 from support.doubles.stand import Job, Stand, accepted, assert_same
 
 CPU = torch.device("cpu")

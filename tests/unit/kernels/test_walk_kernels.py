@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.arena import Arena
+from stridelm.batch import CANDIDATE, Verdict
 from stridelm.draft.base import TreeShape, empty_draft
 from stridelm.kernels import STEP_OPS
 from stridelm.kernels.step_ops import StepOps
-from stridelm.types import CANDIDATE, Verdict
 from support.checks.step_ops import every_set
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 from support.doubles.interpreter import INTERPRETED

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stridelm.attention.host_view import HostView
+from stridelm.batch import CANDIDATE, PROBE, Draft, ForwardBatch
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import append
@@ -16,7 +17,7 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.run.batch import build, row_layout, shape_of
 from stridelm.run.live_rows import without_padding
 from stridelm.run.state import PageTables, TokenTable
-from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, Request, Span
+from stridelm.types import Request, Span
 from support.oracles.attention import random_tree
 
 CPU = torch.device("cpu")

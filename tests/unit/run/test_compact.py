@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from stridelm.batch import CANDIDATE
 from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import PagePool
 from stridelm.draft.base import TreeShape
 from stridelm.kernels import STEP_OPS
-from stridelm.types import CANDIDATE
 from support.checks import compaction
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import Piece, geometry, make, random_tree

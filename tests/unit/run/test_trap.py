@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
+from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV
 from stridelm.cache.pool import PagePool, draft_places
 from stridelm.run.trap import PageFault, PageTrap
-from stridelm.types import Geometry
 from support.checks.identity import LENGTH, check_identity, mixed_jobs, trusting_neighbours
 from support.checks.trap import PAGE_SIZE, WRONG_PAGES, Spoiler, check_names_the_entry, engine_of
 from support.doubles.bounds import BOUNDS, bounds_registered

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import Draft, States
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Group
 from stridelm.draft.heads import DraftHead
@@ -24,7 +25,6 @@ from stridelm.train.head_kinds import Eagle3Kind, HeadKind, MtpKind
 from stridelm.train.settings import EagleSettings, FrozenKVSettings, MtpSettings
 from stridelm.train.unrolled import chain_mask
 from stridelm.train.weights import write_weights
-from stridelm.types import Draft, States
 
 DEPTH, VOCAB = 4, 64
 KINDS = {

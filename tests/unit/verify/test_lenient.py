@@ -10,8 +10,8 @@ import torch
 from test_rejection import check_verdict, children
 from test_walk import VOCAB, random_draft
 
+from stridelm.batch import Draft
 from stridelm.params import Speculation
-from stridelm.types import Draft
 from stridelm.verify import RULES, lenient
 from support.checks.attempts import give, inputs
 

@@ -11,11 +11,11 @@ import torch
 from test_walk import VOCAB, random_draft
 
 from stridelm import SamplingParams
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.draft.base import TreeShape, chain
 from stridelm.kernels import STEP_OPS
 from stridelm.kernels.noise import DRAFT
 from stridelm.params import Speculation
-from stridelm.types import CANDIDATE, Draft, Verdict
 from stridelm.verify import RULES, attempt, block, rejection
 from support.checks.attempts import CPU, P, every_output, give, inputs, plainly, weigh
 from support.doubles import lab

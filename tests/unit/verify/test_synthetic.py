@@ -16,12 +16,13 @@ from test_walk import random_draft
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stridelm import LLM, SamplingParams
+from stridelm.batch import CANDIDATE, PROBE, Draft, ForwardBatch, Verdict
 from stridelm.draft import DRAFTERS, settle
 from stridelm.draft.base import chain
 from stridelm.kernels import STEP_OPS
 from stridelm.params import Speculation
 from stridelm.sample.length import chance_of_another, log_odds
-from stridelm.types import CANDIDATE, PROBE, Draft, ForwardBatch, StepOutput, Verdict
+from stridelm.types import StepOutput
 from stridelm.verify import RULES, synthetic
 from stridelm.verify.paths import DraftPaths
 from stridelm.verify.rule import VerifyInput

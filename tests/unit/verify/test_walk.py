@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from stridelm.batch import CANDIDATE, PROBE, Draft
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import walk_down
-from stridelm.types import CANDIDATE, PROBE, Draft
 from stridelm.verify.paths import candidate_history
 from support.oracles.attention import random_tree
 

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from stridelm.attention.base import Mix
+from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.block import Block, Site, Stream
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import Slots
-from stridelm.types import States
 
 
 class EagleHead(DraftHead):

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.frozen_kv.head import FrozenKVHead
@@ -37,7 +38,7 @@ from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Request, Span
 
 
 class FrozenKVDrafter(HeadWeights):

@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch, Verdict
 from stridelm.draft import DRAFTERS
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, chain, point_masses
 from stridelm.draft.guess import Guessing
@@ -35,7 +36,7 @@ from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, MAX_DRAFT_ROWS, Draft, DraftKV, ForwardBatch, Request, Span, Verdict
+from stridelm.types import MAX_DRAFT_ROWS, DraftKV, Request, Span
 from stridelm.upload import upload
 from stridelm.verify import RULES
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 
 import torch
 
+from stridelm.batch import PROBE, Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Drafter, Group, TargetInfo, TreeShape, chain
 from stridelm.draft.guess import Guessing
 from stridelm.draft.mask.tree import verified_parents, verified_rows
@@ -21,7 +22,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import MAX_DRAFT_ROWS, PROBE, Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import MAX_DRAFT_ROWS, Request, Span
 from stridelm.verify import RULES
 
 MAX_VERIFIED_DEPTH = max(d for d in range(MAX_DRAFT_ROWS) if verified_rows(d) <= MAX_DRAFT_ROWS)

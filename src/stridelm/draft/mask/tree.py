@@ -9,7 +9,7 @@ In total d + (d + 1) d rows. Candidates come first, so an accepted path is alrea
 
 from __future__ import annotations
 
-from stridelm.types import CANDIDATE, PROBE
+from stridelm.batch import CANDIDATE, PROBE
 
 
 def verified_rows(depth: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
@@ -23,7 +24,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.sample.rows import Rows
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, ForwardBatch, Request, Span, Verdict
+from stridelm.types import Request, Span
 
 
 class MedusaDrafter(Drafter):

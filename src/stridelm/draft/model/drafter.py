@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.cache.layout import FULL
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span, within_bounds
 from stridelm.draft.given import Given
@@ -40,7 +41,7 @@ from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.run.heads import HeadRows, HeadRunner, TargetRuntime, head_layout, place
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, DraftKV, ForwardBatch, Request, Span, Verdict
+from stridelm.types import DraftKV, Request, Span
 from stridelm.upload import upload
 
 WHOLE = ("embed_tokens.weight", "norm.weight")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import Drafter, Group, TargetInfo, chain
 from stridelm.draft.lookup import Lookup, lookup, match_lengths
 from stridelm.draft.options import LookupOptions
 from stridelm.params import Speculation
 from stridelm.sample.sampler import Sampler
-from stridelm.types import CANDIDATE, Draft, Found, Request
+from stridelm.types import Found, Request
 from stridelm.upload import upload
 
 if TYPE_CHECKING:

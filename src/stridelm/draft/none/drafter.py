@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stridelm.batch import Draft
 from stridelm.draft.base import Drafter, Group, empty_draft
-from stridelm.types import Draft
 
 
 class NoDrafter(Drafter):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stridelm.batch import Draft
 from stridelm.draft.base import Drafter, Group, TargetInfo
 from stridelm.draft.suffix import SuffixOptions
 from stridelm.draft.suffix.texts import BORDER, NOBODYS, Corpora, Place, Text
@@ -24,7 +25,7 @@ from stridelm.params import Speculation
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Draft, Found, Request
+from stridelm.types import Found, Request
 from stridelm.verify import RULES
 
 SHARES = 4

@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 import numpy as np
 import torch
 
+from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.suffix.automaton import END
 from stridelm.draft.suffix.texts import Place
-from stridelm.types import CANDIDATE, Draft
 from stridelm.upload import upload
 
 

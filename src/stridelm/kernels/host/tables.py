@@ -15,9 +15,9 @@ import numba as nb
 import numpy as np
 import torch
 
+from stridelm.batch import CANDIDATE, Draft, Verdict
 from stridelm.kernels.host.memory import array
 from stridelm.kernels.plain_step import PlainStepOps
-from stridelm.types import CANDIDATE, Draft, Verdict
 
 
 class HostTables(PlainStepOps):

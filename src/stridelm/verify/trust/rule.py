@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from stridelm.batch import Verdict
 from stridelm.kernels.step_ops import Sureness
 from stridelm.params import Speculation
 from stridelm.sample.rows import Rows
-from stridelm.types import Verdict
 from stridelm.verify.rule import Rule, VerifyInput
 from stridelm.verify.trust import TrustOptions
 
