@@ -150,7 +150,9 @@ class HeadDrafter(HeadWeights):
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         if group.spans[0].waits:
-            self._set_aside(group, batch, logits)
+            # What is taken of all real rows is kept: of most requests there is one.
+            where = self._ready, group.slots, batch.geometry.firsts, batch.reals, group.indices
+            self.runtime.ops.set_aside(*self._tail.all, *where, self.head.read(logits.states))
             return
         tail_rows = self._tail.rows(group.slots)
         new_rows = batch.reals[group.indices] + verdict.kept[group.indices]
@@ -168,15 +170,6 @@ class HeadDrafter(HeadWeights):
         self._hidden[group.slots] = self._catch_up(group, rows, last_rows, self.head.features(taken_NW))
         # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
         self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
-
-    def _set_aside(self, group: Group, batch: ForwardBatch, logits: Logits) -> None:
-        """Keep what is taken of all real rows: of most requests there is one."""
-        firsts, sources = batch.geometry.firsts, self.head.read(logits.states)
-        if all(span.real == 1 for span in group.spans):
-            self.runtime.ops.set_aside(*self._tail.all, self._ready, group.slots, firsts, group.indices, sources)
-            return
-        self._tail.add(group.slots, firsts[group.indices], [span.real for span in group.spans], sources)
-        self._ready[group.slots] = False
 
     def _sources(
         self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tail_rows: torch.Tensor

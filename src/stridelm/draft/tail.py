@@ -8,8 +8,6 @@ Legend: S slots, R requests, N rows of a catch-up, W numbers taken of a row, P m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from stridelm.run.heads import HeadRows
@@ -37,16 +35,6 @@ class Tail:
     def rows(self, slots_R: torch.Tensor) -> torch.Tensor:
         """[R] int64."""
         return self._rows[slots_R]
-
-    def add(
-        self, slots_R: torch.Tensor, firsts_R: torch.Tensor, reals: Sequence[int], sources: Sequence[torch.Tensor]
-    ) -> None:
-        """Take so many rows of each request, which begin at these of a step. On a host, where prompts may wait, too."""
-        before = self._rows[slots_R].tolist()
-        for slot, first, real, kept in zip(slots_R.tolist(), firsts_R.tolist(), reals, before, strict=True):
-            rows = [source[first : first + real] for source in sources]
-            torch.cat(rows, dim=-1, out=self._taken[slot, kept : kept + real])
-            self._rows[slot] = kept + real
 
     def first(self, slots_R: torch.Tensor, rows: HeadRows, taken_NW: torch.Tensor) -> torch.Tensor:
         """[N, W] what was taken of a catch-up's rows, of which each request's first are kept here."""

@@ -29,30 +29,34 @@ def copy_rows(
     ready,
     slots,
     firsts,
+    reals,
     indices,
     width,
     stride_slot,
     SOURCES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (R): a program copies one request's row."""
+    """Grid (R): a program copies one request's rows."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     if slot < 0:
         return
-    row = tl.load(firsts + tl.load(indices + request)).to(tl.int64)
+    place = tl.load(indices + request)
+    first = tl.load(firsts + place).to(tl.int64)
+    real = tl.load(reals + place)
     column = tl.load(rows + slot)
-    to = kept + slot * stride_slot + column * SOURCES * width
-    for at in range(0, width, BLOCK):
-        offset = at + tl.arange(0, BLOCK)
-        here = offset < width
-        tl.store(to + offset, tl.load(one + row * width + offset, mask=here), mask=here)
-        if SOURCES > 1:
-            tl.store(to + width + offset, tl.load(two + row * width + offset, mask=here), mask=here)
-        if SOURCES > 2:
-            tl.store(to + 2 * width + offset, tl.load(three + row * width + offset, mask=here), mask=here)
+    for row in range(first, first + real):
+        to = kept + slot * stride_slot + (column + row - first) * SOURCES * width
+        for at in range(0, width, BLOCK):
+            offset = at + tl.arange(0, BLOCK)
+            here = offset < width
+            tl.store(to + offset, tl.load(one + row * width + offset, mask=here), mask=here)
+            if SOURCES > 1:
+                tl.store(to + width + offset, tl.load(two + row * width + offset, mask=here), mask=here)
+            if SOURCES > 2:
+                tl.store(to + 2 * width + offset, tl.load(three + row * width + offset, mask=here), mask=here)
     tl.debug_barrier()  # a warp that has not read the column yet must not see the next one
-    tl.store(rows + slot, column + 1)
+    tl.store(rows + slot, column + real)
     tl.store(ready + slot, tl.zeros([], tl.uint8))
 
 
@@ -62,11 +66,12 @@ def set_aside(
     ready_S: torch.Tensor,
     slots_R: torch.Tensor,
     firsts_B: torch.Tensor,
+    reals_B: torch.Tensor,
     indices_R: torch.Tensor,
     sources: Sequence[torch.Tensor],
 ) -> None:
     if len(sources) > MOST:
-        plain_step.set_aside(kept_SPW, rows_S, ready_S, slots_R, firsts_B, indices_R, sources)
+        plain_step.set_aside(kept_SPW, rows_S, ready_S, slots_R, firsts_B, reals_B, indices_R, sources)
         return
     assert all(source.is_contiguous() and source.shape == sources[0].shape for source in sources)
     copy_rows[(len(slots_R),)](
@@ -76,6 +81,7 @@ def set_aside(
         ready_S.view(torch.uint8),
         slots_R,
         firsts_B,
+        reals_B,
         indices_R,
         sources[0].shape[1],
         kept_SPW.stride(0),

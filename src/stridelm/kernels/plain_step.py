@@ -15,6 +15,12 @@ from stridelm.kernels.entries import as_moved
 from stridelm.kernels.step_ops import Move, Sureness
 
 
+def _places(counts_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] span and [N] offset in it of each row, if spans have so many rows and lie one after another."""
+    span_N = torch.repeat_interleave(torch.arange(len(counts_R), device=counts_R.device), counts_R)
+    return span_N, torch.arange(len(span_N), device=span_N.device) - (counts_R.cumsum(0) - counts_R)[span_N]
+
+
 def place_live(
     slots_R: torch.Tensor,
     starts_R: torch.Tensor,
@@ -25,8 +31,7 @@ def place_live(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     starts_R, ends_R = starts_R.clamp(min=0), counts_R.cumsum(0)
     firsts_R = ends_R - counts_R
-    span_N = torch.repeat_interleave(torch.arange(len(counts_R), device=counts_R.device), counts_R)
-    offset_N = torch.arange(len(span_N), device=span_N.device) - firsts_R[span_N]
+    span_N, offset_N = _places(counts_R)
     storage_N, nothing_N = starts_R[span_N] + offset_N, torch.zeros_like(span_N)
     stay_N = nothing_N == 0 if stays_R is None else stays_R[span_N]
     slots = {
@@ -43,12 +48,16 @@ def set_aside(
     ready_S: torch.Tensor,
     slots_R: torch.Tensor,
     firsts_B: torch.Tensor,
+    reals_B: torch.Tensor,
     indices_R: torch.Tensor,
     sources: Sequence[torch.Tensor],
 ) -> None:
-    row_R, column_R = firsts_B[indices_R].to(torch.int64), rows_S[slots_R]
-    kept_SPW[slots_R, column_R] = torch.cat([source.index_select(0, row_R) for source in sources], dim=-1)
-    rows_S[slots_R] = torch.where(slots_R < 0, 0, column_R + 1)  # of padding nothing is kept
+    column_R, count_R = rows_S[slots_R], torch.where(slots_R < 0, 0, reals_B[indices_R])
+    span_N, offset_N = _places(count_R)
+    row_N = firsts_B[indices_R][span_N] + offset_N
+    taken_NW = torch.cat([source.index_select(0, row_N) for source in sources], dim=-1)
+    kept_SPW[slots_R[span_N], column_R[span_N] + offset_N] = taken_NW
+    rows_S[slots_R] = torch.where(slots_R < 0, 0, column_R + count_R)  # of padding nothing is kept
     ready_S[slots_R] = column_R < 0  # no number, which would be copied from the host
 
 

@@ -181,15 +181,16 @@ class StepOps(Protocol):
         ready_S: torch.Tensor,
         slots_R: torch.Tensor,
         firsts_B: torch.Tensor,
+        reals_B: torch.Tensor,
         indices_R: torch.Tensor,
         sources: Sequence[torch.Tensor],
     ) -> None:
-        """Append a row to those that are kept of each request: the first row of its span in a step of B requests, from
+        """Append the real rows of each request's span in a step of B requests to the rows that are kept of it, from
         each of the sources, side by side. The request is not ready then.
 
         kept_SPW: contiguous; of them the first `rows` [S] of each slot are in use, and there is room. ready_S: bool.
-        indices_R: which of the step's requests they are, and firsts_B, int32, where the rows of each begin. sources:
-        contiguous, of one shape and of the dtype of `kept`; they have W columns in all.
+        indices_R: which of the step's requests they are, firsts_B, int32, where the rows of each begin, and reals_B how
+        many are real. sources: contiguous, of one shape and of the dtype of `kept`; they have W columns in all.
         """
         ...
 

@@ -9,11 +9,11 @@ import torch
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.step_ops import StepOps
 
-SLOTS, ROOM = 9, 4
+SLOTS, ROOM = 9, 6
 
 
 def check_set_aside(seed: int, device: str, ops: StepOps) -> None:
-    """One source to four, requests with and without rows that wait, and padding."""
+    """One source to four, requests with and without rows that wait, one row and several of each, and padding."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype, width = rng.choice((torch.bfloat16, torch.float32)), rng.choice((8, 40, 1100))
     count = rng.randint(1, 4)
@@ -22,14 +22,15 @@ def check_set_aside(seed: int, device: str, ops: StepOps) -> None:
     firsts = torch.tensor([sum(bounds[:i]) for i in range(len(bounds))], dtype=torch.int32)
     sources = [torch.randn(sum(bounds), width, generator=generator).to(dtype) for _ in range(count)]
     slots = torch.tensor([-1 if rng.random() < 0.2 else slot for slot in rng.sample(range(SLOTS), len(chosen))])
-    rows = torch.tensor([rng.randrange(ROOM) for _ in range(SLOTS)] + [0])
+    reals = torch.tensor([rng.randint(1, bound) for bound in bounds])
+    rows = torch.tensor([rng.randrange(ROOM - 2) for _ in range(SLOTS)] + [0])
     kept = torch.randn(SLOTS + 1, ROOM, count * width, generator=generator).to(dtype)
     results = []
     for each, where in ((PlainStepOps(), "cpu"), (ops, device)):
         tables = [tensor.clone().to(where) for tensor in (kept, rows, torch.ones(SLOTS + 1, dtype=torch.bool))]
-        their_slots, their_firsts, indices = slots.to(where), firsts.to(where), torch.tensor(chosen).to(where)
+        about = [tensor.to(where) for tensor in (slots, firsts, reals, torch.tensor(chosen))]
         there = [source.to(where) for source in sources]
-        each.set_aside(tables[0], tables[1], tables[2], their_slots, their_firsts, indices, there)
+        each.set_aside(tables[0], tables[1], tables[2], about[0], about[1], about[2], about[3], there)
         results.append([table.cpu()[:-1] for table in tables])  # of padding's slot nothing is read
         assert int(tables[1][-1]) == 0
     for wanted, got in zip(*results):

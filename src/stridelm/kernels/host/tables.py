@@ -69,13 +69,15 @@ class HostTables(PlainStepOps):
         ready_S: torch.Tensor,
         slots_R: torch.Tensor,
         firsts_B: torch.Tensor,
+        reals_B: torch.Tensor,
         indices_R: torch.Tensor,
         sources: Sequence[torch.Tensor],
     ) -> None:
-        where = _arrays(rows_S, slots_R, firsts_B, indices_R)
+        rows, slots, firsts, reals, indices = _arrays(rows_S, slots_R, firsts_B, reals_B, indices_R)
         for number, source in enumerate(sources):
-            _copy_rows(array(kept_SPW), *where, array(source), number * source.shape[1])
-        _note_rows(*_arrays(rows_S, ready_S, slots_R))
+            at = number * source.shape[1]
+            _copy_rows(array(kept_SPW), rows, slots, firsts, reals, indices, array(source), at)
+        _note_rows(rows, array(ready_S), slots, reals, indices)
 
     def sources(
         self,
@@ -152,9 +154,9 @@ def compile_tables() -> None:
     _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
     _place_live(one, one, one, _ALL, pages, 1)
     for kind in (np.uint16, np.float32):
-        _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, two.astype(kind), 0)
+        _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, one, two.astype(kind), 0)
         _keep_leaves(two.astype(kind), flags.ravel(), one, one, one, two, one, two.astype(kind))
-    _note_rows(one, flags.ravel(), one)
+    _note_rows(one, flags.ravel(), one, one, one)
     _sources(one, one, one, one, pages.ravel(), one, two, two, one, 0)
     _advance(one, one, one)
     _followers(one, one, two, one, one, one, 1)
@@ -237,20 +239,22 @@ def _place_live(slots_R, starts_R, counts_R, stays_R, pages_SP, page_size):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def _copy_rows(kept_SPW, rows_S, slots_R, firsts_B, indices_R, source_NH, at):
+def _copy_rows(kept_SPW, rows_S, slots_R, firsts_B, reals_B, indices_R, source_NH, at):
     """From one source, to these columns on."""
     width = source_NH.shape[1]
     for i in range(len(slots_R)):
-        slot = slots_R[i]
+        slot, place = slots_R[i], indices_R[i]
         if slot >= 0:
-            kept_SPW[slot, rows_S[slot], at : at + width] = source_NH[firsts_B[indices_R[i]]]
+            for n in range(reals_B[place]):
+                kept_SPW[slot, rows_S[slot] + n, at : at + width] = source_NH[firsts_B[place] + n]
 
 
 @nb.njit(cache=True, error_model="numpy")
-def _note_rows(rows_S, ready_S, slots_R):
-    for slot in slots_R:
+def _note_rows(rows_S, ready_S, slots_R, reals_B, indices_R):
+    for i in range(len(slots_R)):
+        slot = slots_R[i]
         if slot >= 0:
-            rows_S[slot] += 1
+            rows_S[slot] += reals_B[indices_R[i]]
             ready_S[slot] = False
 
 
