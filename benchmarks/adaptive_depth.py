@@ -115,7 +115,7 @@ class Turns:
         self.spent += time.perf_counter() - began
         return chosen
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         if self.fixed is None:
             began = time.perf_counter()
             self.chosen.landed(spans, accepted, seconds)

@@ -50,7 +50,7 @@ class Timed(Adaptive):
         self.spent["depths"] += time.process_time_ns() - began
         return found
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         began = time.process_time_ns()
         super().landed(spans, accepted, seconds)
         self.spent["landed"] += time.process_time_ns() - began

@@ -28,7 +28,7 @@ from stridelm.engine.roster import Roster
 from stridelm.engine.step_clock import StepClock
 from stridelm.faults import TracerFault
 from stridelm.schedule import Planner
-from stridelm.schedule.rows import catches_up, has_prompt
+from stridelm.schedule.rows import has_prompt
 from stridelm.schedule.slack import LaunchTime
 from stridelm.schedule.step_shape import shape_of
 from stridelm.types import StepPlan
@@ -151,16 +151,11 @@ class Steps:
         """Commit what was accepted and emit its tokens. Requests that have left since get nothing."""
         self._clock.wait_for(flight.reading.arrived)
         outcome = flight.reading.outcome()
-        self.planner.depths.landed(flight.plan.spans, outcome.accepted, self._seconds(flight))
+        self.planner.depths.landed(flight.plan.spans, outcome.accepted, flight.reading.arrived.since(flight.began))
         alive = flight.transaction.commit(outcome.kept, outcome.reals)
         flight.run.timer.add_to(self.roster.stats.part_ms)
         self._trace(flight.plan, flight.run, outcome)
         self.emitter.emit(flight.plan.spans, flight.run.rows, outcome, alive, flight.extras)
-
-    def _seconds(self, flight: Flight) -> float | None:
-        """How long the device was busy with the step. None if it did the work of earlier ones too."""
-        caught_up = any(map(catches_up, flight.plan.spans))
-        return None if caught_up else flight.reading.arrived.since(flight.began)
 
     def _lag_behind(self, flight: Flight | None) -> int:
         """Number of launched steps to leave unread after this launch. Traces are read from the step's own tensors, so

@@ -214,7 +214,7 @@ class Adaptive:
         trimmed: list[int] = depths_R.tolist()
         return trimmed
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         if self._by_found:
             self.found.landed(spans, accepted, seconds)
             return
@@ -272,8 +272,8 @@ class Adaptive:
             whole or StepShape(count, count + drafted, depth, context)
             for drafted, depth, context in zip(drafted_S, depth_S, steps.contexts_S, strict=True)
         ]
-        timed = [(place, each) for place, each in enumerate(steps.seconds_S) if each is not None]
-        if not deepest or (whole is not None and whole.prompt):
+        timed = list(enumerate(steps.seconds_S))
+        if not deepest or (whole is not None and (whole.prompt or whole.behind)):
             for place, seconds in timed:
                 self.cost.note(shapes_S[place], seconds)
             timed = []  # nothing else is learnt from how long it took
@@ -381,7 +381,7 @@ class Adaptive:
             return
         before = self._standing_for(len(readers.places_R)).depth
         self._latest = load.chosen = self._best(readers, context, drafts=bool(before))
-        load.judge(before, self.cost.switching)
+        load.judge(before, self.cost.switching, self.cost.catching_up)
 
     def _best(self, readers: Readers, context: int, *, drafts: bool) -> Chosen:
         """The choice with the highest rate. drafts: whether steps have drafted so far."""

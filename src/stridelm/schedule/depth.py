@@ -58,11 +58,10 @@ class DepthPolicy(Protocol):
         """
         ...
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         """A step of these spans has landed. Steps land in order, but later ones may have been planned before.
 
-        accepted: levels of each span's draft that were. seconds: how long the step took; None if that says nothing of
-        others, because it did the work of earlier ones too.
+        accepted: levels of each span's draft that were. seconds: for how long the device was busy with the step.
         """
         ...
 
@@ -92,8 +91,8 @@ class Configured:
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [len(request.rows_by_depth) - 1 for request in requests]
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
-        if seconds is not None and self.cost is not None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
+        if self.cost is not None:
             self.cost.note(shape_of(spans), seconds)
 
     def clear(self) -> None:

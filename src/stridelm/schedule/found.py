@@ -101,7 +101,7 @@ class FoundDrafts:
         """Most levels that are worth their rows. Evidence that is not here is new."""
         self._prices = [0.0]
         """Of a draft of 0, 1, .. levels, in tokens."""
-        self._landed: list[tuple[Sequence[Span], list[Found | None], Sequence[int], float | None]] = []
+        self._landed: list[tuple[Sequence[Span], list[Found | None], Sequence[int], float]] = []
         """Steps that were not looked at yet: what was found for each span, its accepted levels, and seconds."""
         self._accepted = self._drafted = 0.0
         """Mean per request and step."""
@@ -140,7 +140,7 @@ class FoundDrafts:
         weights = _weights(requests)
         return [self._depth_of(request, each) for request, each in zip(requests, weights, strict=True)]
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         found = [span.request.found for span in spans]
         self._steps += 1
         if not self._rested:
@@ -173,9 +173,8 @@ class FoundDrafts:
                     rows, accepted = rows + span.depth, accepted + right
             shape = shape_of(spans)
             latest = shape if shape.requests else latest
-            if seconds is not None:
-                self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
-                _keep_paces(spans, levels, seconds)
+            self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
+            _keep_paces(spans, levels, seconds)
             requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
             drafting, depths = drafting + bool(rows), depths + shape.depth
             often = np.bincount([span.depth for span in spans]).tolist()
@@ -229,7 +228,7 @@ class FoundDrafts:
         """What was predicted of the first of these steps that only decoded, with what came of it."""
         for spans, found, levels, seconds in self._landed:
             shape = shape_of(spans)
-            if seconds is None or shape.prompt or not self.cost.knows_decodes:
+            if shape.prompt or shape.behind or not self.cost.knows_decodes:
                 continue
             expected = len(spans) + self._expected(spans, found)
             self.figures.compare((self.cost.one(shape), seconds), (expected, len(spans) + sum(levels)))

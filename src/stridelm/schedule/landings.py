@@ -21,14 +21,14 @@ class Landed:
     """Of the first step."""
     requests: list[Request]
     decodes: bool
-    """Whether each span has one row but for its draft, of which the policy has a say."""
+    """Whether each span has one row but for its draft, of which the policy has a say, and catches up with nothing."""
     depths_S: list[Sequence[int]] = field(default_factory=list)
     """Levels of each span's draft."""
     accepted_S: list[Sequence[int]] = field(default_factory=list)
     """Those that were."""
     contexts_S: list[int] = field(default_factory=list)
     """Tokens before all rows."""
-    seconds_S: list[float | None] = field(default_factory=list)
+    seconds_S: list[float] = field(default_factory=list)
 
 
 class Landings:
@@ -37,10 +37,10 @@ class Landings:
         self.count = 0
         """Steps."""
 
-    def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> Landed:
+    def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> Landed:
         """A step has landed. Returns it, with those that it goes on."""
         requests = [span.request for span in spans]
-        decodes = all(span.decides and span.real == 1 for span in spans)
+        decodes = all(span.decides and span.real == 1 and (span.waits or not span.behind) for span in spans)
         decodes = decodes and not any(request.all_or_nothing for request in requests)
         latest = self._landed[-1] if self._landed else None
         if latest is None or not (decodes and latest.decodes and latest.requests == requests):

@@ -68,21 +68,22 @@ class Load:
         above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
         return below if above == chosen or (self.probed == above and below != chosen) else above
 
-    def judge(self, before: int, switching: float) -> None:
+    def judge(self, before: int, switching: float, catching_up: float) -> None:
         """After a choice: say when to probe again, if a probe has landed since the one before. before: the depth of
-        that. switching: by what share a step takes longer that comes after one of another kind."""
+        that. switching: by what share a step takes longer that comes after one of another kind. catching_up: how many
+        steps drafters take before one that drafts, where nothing was."""
         if not self.judged and self.chosen.depth != before:
             self.interval = max(SOONEST, self.interval // AGAIN)
         elif not self.judged:
-            self.interval = min(2 * self.interval, self._latest(switching))
+            self.interval = min(2 * self.interval, self._latest(switching, catching_up))
         self.judged = True
 
-    def _latest(self, switching: float) -> int:
+    def _latest(self, switching: float, catching_up: float) -> int:
         """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
         slower, and so are it and the step after it for being of another kind; and where nothing is drafted, drafters
-        catch up before it, which takes about a step."""
+        catch up before it."""
         if self.chosen.lost_D is None:
             return LATEST
         lost = float(self.chosen.lost_D[self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)])
-        price = lost + 2 * switching + (0.0 if self.chosen.depth else 1.0)
+        price = lost + 2 * switching + (0.0 if self.chosen.depth else catching_up)
         return int(min(LATEST, max(SOONEST, price / DEAR)))

@@ -18,6 +18,8 @@ prompt rows, which is fitted to the last few steps that had any. They are kept a
 follows what decodes are known to take by now. As long as no step of decodes was measured, their rows count as prompt
 rows.
 
+A step in which drafters catch up with earlier ones says nothing of any other, but what that took.
+
 The loops are compiled, since they run between steps.
 
 Legend: N steps, F features, Q steps with prompt rows.
@@ -73,6 +75,9 @@ USUAL, STEP_MEMORY = 0.05**2, 0.99
 """What that variance is taken to be at first, and the weight of a step relative to the next one's in it."""
 SWITCH_MEMORY = 0.97
 """Weight of a step that came after one of another kind, relative to the next such one, in what that adds."""
+BEHIND_MEMORY, LONGEST = 0.9, 8.0
+"""Weight of a step in which drafters caught up relative to the next such one, and most steps that this is taken to be
+worth: something else may have delayed it."""
 SWEEPS = 100
 """Over the coefficients, at each fit; each fit starts from the last one."""
 FEATURES = 6
@@ -115,6 +120,8 @@ class StepCost:
         """The same for depths that were measured."""
         self._prompts: deque[tuple[int, int, int, int, int, float]] = deque(maxlen=PROMPT_STEPS)
         """The last steps with prompt rows."""
+        self._behind = 1.0
+        """Mean of what catching up took, in steps of as many requests that draft nothing."""
         self._line: tuple[float, float, float] | None = None
         """Seconds that any prompt rows add to a step, that each adds, and that each row of decodes takes if nothing is
         known of them. None: to be fitted."""
@@ -124,6 +131,9 @@ class StepCost:
 
         The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then.
         """
+        if step.behind:
+            self._caught_up(step, seconds)
+            return
         kind = step.depth, step.prompt > 0
         switched, self._latest = self._latest not in (None, kind), kind
         if tried is not None and not _add(self._begun, step.requests, tried):
@@ -158,6 +168,11 @@ class StepCost:
         return math.expm1(self._machine[0]["switching"])
 
     @property
+    def catching_up(self) -> float:
+        """What it takes drafters to catch up with what they left to a later step, in steps that draft nothing."""
+        return max(1.0, self._behind)
+
+    @property
     def knows_prompts(self) -> bool:
         """Whether any step with prompt rows has been noted."""
         return bool(self._prompts)
@@ -190,6 +205,12 @@ class StepCost:
         steps = np.zeros((len(rows), 4))
         steps[:, 0], steps[:, 1], steps[:, 2] = requests, rows, depths
         return _doubts(steps, self._alike, self._machine)
+
+    def _caught_up(self, step: StepShape, seconds: float) -> None:
+        if step.requests and self.knows_decodes and (self.knows_prompts or not step.prompt):
+            plain = self._decodes(StepShape(step.requests, step.requests, 0, step.context))
+            took = min(max(0.0, seconds - self.one(step)) / plain, LONGEST)
+            self._behind += (1.0 - BEHIND_MEMORY) * (took - self._behind)
 
     def _decodes(self, step: StepShape) -> float:
         """Of the step without its prompt rows."""

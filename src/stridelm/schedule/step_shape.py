@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stridelm.schedule.rows import has_prompt
+from stridelm.schedule.rows import catches_up, has_prompt
 from stridelm.types import Span
 
 
@@ -21,6 +21,8 @@ class StepShape:
     """Tokens before all rows, of all requests of the step together: attention reads them."""
     prompt: int = 0
     """Rows of prompts, with the drafts that grow from their ends."""
+    behind: int = 0
+    """Rows of earlier steps that drafters catch up with."""
 
     def with_prompt(self, rows: int) -> StepShape:
         return StepShape(self.requests, self.rows, self.depth, self.context, rows)
@@ -36,4 +38,5 @@ def shape_of(spans: Sequence[Span]) -> StepShape:
         max([span.depth for span in spans], default=0),
         sum([span.start for span in spans]),
         prompt,
+        sum([span.behind for span in spans if catches_up(span)]),
     )

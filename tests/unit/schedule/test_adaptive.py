@@ -21,7 +21,7 @@ from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.probes import SOONEST, Chosen
+from stridelm.schedule.probes import SOONEST, Chosen, Load
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_shape import StepShape
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -133,7 +133,7 @@ class Simulation:
         seconds *= self._rng.uniform(0.97, 1.03)
         if self.delayed and self._rng.random() < self.delayed:
             seconds *= self._rng.uniform(2, 3)
-        self.policy.landed(spans, accepted, None if spans[0].behind else seconds)
+        self.policy.landed(spans, accepted, seconds)
         self.tokens += len(spans) + sum(accepted)
         self.seconds += seconds
         for place, more in enumerate(accepted):
@@ -575,14 +575,13 @@ def test_what_is_explained_is_what_was_chosen_beside_prompts() -> None:
     assert chances == pytest.approx([0.5] * 3, abs=0.1), "not what is hoped of requests that nothing is known of"
 
 
-def test_steps_with_prompts_are_not_timed() -> None:
+def test_steps_that_catch_up_say_nothing_of_others() -> None:
     """They would make drafts look dear, since they are long for another reason."""
     run = Simulation(Adaptive(), [0.8] * 2, dense).run(100)
     policy = run.policy
     before = [policy.depths(run.requests) for _ in range(3)]
     for _ in range(50):
-        spans = [Span(request, 0, 1, 3, 3) for request in run.requests]
-        policy.landed(spans, [3, 3], None)
+        policy.landed([Span(request, 0, 1, 3, 3, behind=9) for request in run.requests], [3, 3], 1.0)
     assert sum(map(sum, before)) <= sum(sum(policy.depths(run.requests)) for _ in range(3))
 
 
@@ -649,3 +648,13 @@ def test_the_first_step_of_a_depth_is_not_taken_for_a_delay() -> None:
     Simulation(policy, [0.62] * 8, lambda requests, rows, depth: (1e-3, 1.45e-3, 1.84e-3, 5e-3, 9e-3)[depth]).run(200)
     assert policy.cost.one(StepShape(8, 8, 0, 8 * 100)) == pytest.approx(1e-3, rel=0.1)
     assert policy.cost.one(StepShape(8, 16, 1, 8 * 100)) == pytest.approx(1.45e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(("catching_up", "steps"), [(1.0, 150), (3.0, 400)])
+def test_probes_are_as_rare_as_they_are_dear(catching_up: float, steps: int) -> None:
+    """A depth that loses a tenth, tried in one step after another that catches up, may cost 0.8% of all steps."""
+    load = Load(Chosen(4, 0, 0.5, lost_D=np.array([0.0, 0.1, 0.2])))
+    for _ in range(20):
+        load.judged = False
+        load.judge(0, 0.05, catching_up)
+    assert load.interval == pytest.approx(steps, rel=0.01)

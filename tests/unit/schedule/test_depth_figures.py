@@ -79,8 +79,8 @@ def test_the_end_of_a_prompt_that_cannot_be_drafted_is_no_refusal() -> None:
 
 def test_counts() -> None:
     policy, tree = Adaptive(), request(rows_by_depth=(0, 2, 6))
-    policy.landed([span(request(), 0), span(request(), 3), span(tree, 1)], [0, 0, 0], None)
-    policy.landed([span(request(), 3)], [0], None)
+    policy.landed([span(request(), 0), span(request(), 3), span(tree, 1)], [0, 0, 0], 0.01)
+    policy.landed([span(request(), 3)], [0], 0.01)
     policy.settle()
     figures = policy.figures
     assert figures.depths == {"0": 1, "3": 2, "1": 1}

@@ -240,6 +240,21 @@ def test_what_follows_another_kind_takes_longer_once() -> None:
     assert cost.one(deep) / cost.one(plain) == pytest.approx(1.5, rel=0.04)
 
 
+def test_catching_up_has_a_price_of_its_own() -> None:
+    """In steps that draft nothing, and at least one: the steps themselves tell nothing else."""
+    for seconds, steps in ((6e-3, 2.0), (2.2e-3, 1.0), (1.0, 8.0)):
+        cost, plain = StepCost(), StepShape(4, 4, 0, 900)
+        assert cost.catching_up == 1.0
+        cost.note(StepShape(4, 4, 0, 900, behind=70), seconds)
+        assert not cost.knows_decodes
+        for _ in range(40):
+            for _ in range(4):
+                cost.note(plain, 2e-3)
+            cost.note(StepShape(4, 4, 0, 900, behind=70), seconds)
+        assert cost.catching_up == pytest.approx(steps, rel=0.05)
+        assert cost.one(plain) == pytest.approx(2e-3, rel=0.01) and cost.switching == 0.0
+
+
 def test_doubts_are_of_what_was_not_seen() -> None:
     rng = random.Random(0)
     cost, rows, depths = StepCost(), np.array([4, 8]), np.array([0, 1])

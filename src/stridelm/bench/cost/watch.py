@@ -57,7 +57,7 @@ class Watch(Configured):
             for place, request in enumerate(requests, start=others.asked)
         ]
 
-    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         before, self._last = self._last, time.perf_counter()
         rows, depth = sum(span.rows for span in spans), max(span.depth for span in spans)
         context = sum(span.start for span in spans) / len(spans)
