@@ -43,7 +43,7 @@ from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, 
 from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.landings import Landed, Landings
-from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load
+from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load, Loads
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import decoded_rows, first_row, has_prompt
 from stridelm.schedule.step_cost import StepCost, stair
@@ -123,8 +123,8 @@ class Adaptive:
         """Chooses where all that draft have looked up what."""
         self._by_found = False
         """Whether it has for the latest plan that asked. Steps land before the next is planned where drafters look."""
-        self._loads: dict[int, Load] = {}
-        """Number of requests, as a stair -> what is done."""
+        self._loads = Loads()
+        """What is done at each number of requests."""
         self._decided = _Decided([], [])
         """By the latest plan."""
         self._beside: _Beside | None = None
@@ -333,10 +333,7 @@ class Adaptive:
         )
 
     def _load(self, count: int) -> Load:
-        place = stair(count)
-        if place not in self._loads:
-            self._loads[place] = Load(self._latest)
-        return self._loads[place]
+        return self._loads.at(count, self._latest)
 
     def _standing_for(self, count: int) -> Chosen:
         """What is done with so many requests before there is another choice. The choice that stands, if it was made
@@ -381,7 +378,8 @@ class Adaptive:
             return
         before = self._standing_for(len(readers.places_R)).depth
         self._latest = load.chosen = self._best(readers, context, drafts=bool(before))
-        load.judge(before, self.cost.switching, self.cost.catching_up)
+        if load.judge(before, self.cost.switching, self.cost.catching_up):
+            self._loads.spread(load)
 
     def _best(self, readers: Readers, context: int, *, drafts: bool) -> Chosen:
         """The choice with the highest rate. drafts: whether steps have drafted so far."""

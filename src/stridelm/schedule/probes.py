@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stridelm.schedule.depth_loops import NEVER
+from stridelm.schedule.step_cost import stair
 
 SOONEST, LATEST, AGAIN = 8, 512, 4
 """Steps between two probes, and by what they are divided when one changes something."""
@@ -68,15 +69,20 @@ class Load:
         above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
         return below if above == chosen or (self.probed == above and below != chosen) else above
 
-    def judge(self, before: int, switching: float, catching_up: float) -> None:
-        """After a choice: say when to probe again, if a probe has landed since the one before. before: the depth of
-        that. switching: by what share a step takes longer that comes after one of another kind. catching_up: how many
-        steps drafters take before one that drafts, where nothing was."""
-        if not self.judged and self.chosen.depth != before:
-            self.interval = max(SOONEST, self.interval // AGAIN)
-        elif not self.judged:
-            self.interval = min(2 * self.interval, self._latest(switching, catching_up))
+    def judge(self, before: int, switching: float, catching_up: float) -> bool:
+        """After a choice: say when to probe again, if a probe has landed since the one before. Returns whether one has
+        and nothing changed.
+
+        before: the depth of the choice before. switching: by what share a step takes longer that comes after one of
+        another kind. catching_up: how many steps drafters take before one that drafts, where nothing was."""
+        if self.judged:
+            return False
         self.judged = True
+        if self.chosen.depth != before:
+            self.interval = max(SOONEST, self.interval // AGAIN)
+            return False
+        self.interval = min(2 * self.interval, self._latest(switching, catching_up))
+        return True
 
     def _latest(self, switching: float, catching_up: float) -> int:
         """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
@@ -87,3 +93,25 @@ class Load:
         lost = float(self.chosen.lost_D[self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)])
         price = lost + 2 * switching + (0.0 if self.chosen.depth else catching_up)
         return int(min(LATEST, max(SOONEST, price / DEAR)))
+
+
+class Loads:
+    """By number of requests, as a stair."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, Load] = {}
+
+    def at(self, count: int, latest: Chosen) -> Load:
+        """latest: the choice to begin with where nothing is known."""
+        place = stair(count)
+        if place not in self._loads:
+            self._loads[place] = Load(latest)
+        return self._loads[place]
+
+    def spread(self, load: Load) -> None:
+        """A probe there changed nothing: with somewhat more and fewer requests the next one may be as far away, if the
+        same is done. Otherwise each number would be probed for itself, while requests come and go."""
+        here = load.chosen.requests
+        for there, other in self._loads.items():
+            if other.chosen.depth == load.chosen.depth and 2 * max(here, there) <= 3 * min(here, there):
+                other.unprobed, other.interval = 0, max(other.interval, load.interval)

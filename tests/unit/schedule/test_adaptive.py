@@ -21,7 +21,7 @@ from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.probes import SOONEST, Chosen, Load
+from stridelm.schedule.probes import SOONEST, Chosen, Load, Loads
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_shape import StepShape
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -658,3 +658,19 @@ def test_probes_are_as_rare_as_they_are_dear(catching_up: float, steps: int) -> 
         load.judged = False
         load.judge(0, 0.05, catching_up)
     assert load.interval == pytest.approx(steps, rel=0.01)
+
+
+def test_a_probe_that_changes_nothing_counts_for_about_as_many_requests() -> None:
+    """While requests come and go, each number of them would otherwise be probed for itself. Where another depth is
+    chosen, or with twice as many, the probe says nothing."""
+    loads = Loads()
+    here = loads.at(24, Chosen(24, 0, 0.5))
+    near, deeper, far = loads.at(20, Chosen(20, 0, 0.5)), loads.at(28, Chosen(28, 1, 0.5)), loads.at(48, here.chosen)
+    for load in (near, deeper, far):
+        load.unprobed = 7
+    here.judged, here.interval = False, 4 * SOONEST
+    assert here.judge(0, 0.0, 1.0)
+    loads.spread(here)
+    assert (near.unprobed, near.interval) == (0, here.interval) == (0, 8 * SOONEST)
+    assert [(load.unprobed, load.interval) for load in (deeper, far)] == [(7, SOONEST)] * 2
+    assert not here.judge(0, 0.0, 1.0), "there was no other probe"
