@@ -43,7 +43,7 @@ from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, 
 from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.landings import Landed, Landings
-from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load, Loads
+from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load, Loads, are_about_as_many
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import decoded_rows, first_row, has_prompt
 from stridelm.schedule.step_cost import StepCost, stair
@@ -80,6 +80,10 @@ class _Decided:
     """The depth that is probed, if one is."""
     repeats: int = 0
     """Steps for which the same can be said of them, if nothing is written and no prompt is read."""
+
+    @property
+    def rests(self) -> bool:
+        return self.repeats > 0 and not any(self.depths)
 
 
 @dataclass
@@ -145,8 +149,7 @@ class Adaptive:
 
     @property
     def rests(self) -> bool:
-        decided = self._decided
-        return self.found.rests if self._by_found else decided.repeats > 0 and not any(decided.depths)
+        return self.found.rests if self._by_found else self._decided.rests
 
     def drafts(self, requests: int) -> bool:
         return not self.cost.knows_decodes or self._standing_for(requests).depth > 0
@@ -163,6 +166,10 @@ class Adaptive:
         decided = self._decided
         if decided.repeats > 0 and not (self._reads or others.asked) and decided.requests == requests:
             return decided.depths
+        if self._rests_for(requests, others):
+            known = self.acceptance.known
+            self._new.update({known.place(request): 0 for request in requests if request.ticket is None})
+            return [0] * len(requests)
         decided = self._decided = self._decide(requests, others)
         depths, probe = decided.depths, decided.probe
         # A request whose drafter lacks some of its KV gets that instead of a draft.
@@ -173,6 +180,15 @@ class Adaptive:
             load.awaited, load.unprobed = probe, -self._unseen.count  # those count once they are looked at
             self._probing = load
         return depths
+
+    def _rests_for(self, requests: Sequence[Request], others: Others) -> bool:
+        """Whether nothing is drafted, these are about as many requests as were decided on, and those that came since
+        are to draft nothing either. They come and go at every other step, and to decide again would only cost time."""
+        if self._reads or not self._decided.rests:
+            return False
+        count, decided = len(requests) + others.asked, len(self._decided.requests)
+        same = are_about_as_many(count, decided) and self._standing_for(count).depth == 0
+        return same and all(request.adaptive for request in requests)
 
     def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> _Decided:
         """All requests of a step share its cost, so those that are asked for after others follow the choice made for as

@@ -63,7 +63,7 @@ class Known:
         try:
             found = [request.ticket.index for request in requests]  # type: ignore[union-attr]
         except AttributeError:
-            found = [self._place(request) for request in requests]
+            found = [self.place(request) for request in requests]
         self._latest = list(requests), np.fromiter(found, np.int64, len(found))
         return self._latest[1]
 
@@ -76,7 +76,8 @@ class Known:
         assert request.ticket is not None
         self.requests_P["weight"][request.ticket.index] = weight(request)
 
-    def _place(self, request: Request) -> int:
+    def place(self, request: Request) -> int:
+        """Where it is, now if it was not seen before."""
         if request.ticket is not None:
             return request.ticket.index
         if not self._free:

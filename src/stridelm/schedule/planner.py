@@ -97,8 +97,7 @@ class Planner:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            unread = self.waits.apart and not self.depths.drafts(len(queue.running) + coming)
-            waits = self.waits.of(served, unread=unread)
+            waits = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
             if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
                     if not allocation.request.behind:

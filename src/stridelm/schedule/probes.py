@@ -37,9 +37,12 @@ class Chosen:
     slower. None: nothing is known."""
 
     def is_for(self, count: int) -> bool:
-        """Whether it was made for about as many."""
-        fewer, more = sorted((self.requests, count))
-        return more <= fewer + max(1, fewer // 4)
+        return are_about_as_many(self.requests, count)
+
+
+def are_about_as_many(one: int, other: int) -> bool:
+    fewer, more = min(one, other), max(one, other)
+    return more <= fewer + max(1, fewer // 4)
 
 
 DEEPEST = Chosen(0, 1 << 30, 0.0)

@@ -11,7 +11,7 @@ before. But not where prompts begin alike, since pages without drafters' KV are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stridelm.schedule.rows import most_decoded
@@ -25,11 +25,13 @@ class Waits:
     apart: bool = False
     """Whether that of some requests may wait in a step that writes others'."""
 
-    def of(self, served: Sequence[Allocation], *, unread: bool) -> list[bool]:
-        """Of each request of a step. unread: whether prompts may be left to a later one."""
+    def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> list[bool]:
+        """Of each request of a step. drafts: whether as many requests as there are draft, so that no prompt may be left
+        to a later one."""
         if not self.patience:
             return [False] * len(served)
         if self.apart:
+            unread = not all(map(_only_decodes, served)) and not drafts()
             return [self._may_wait(each, unread) for each in served]
         keeping = [each for each in served if each.request.draft_kv and each.request.draft_kv.may_wait]
         return [bool(keeping) and all(map(_only_decodes, served)) and all(map(self._may_wait, keeping))] * len(served)
