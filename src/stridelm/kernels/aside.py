@@ -1,5 +1,7 @@
 """Sets rows of a step aside for a head that reads them later, on the device, in one launch instead of about fifteen.
 
+Of more sources than a launch takes, each launch copies some.
+
 Legend: as in step_ops.py.
 """
 
@@ -11,15 +13,14 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
-from stridelm.kernels import plain_step
 from stridelm.kernels.index_kernel import row_kernel
 
 MOST = 3
-"""Sources that the kernel takes: as many layers as EAGLE-3 reads."""
+"""Sources that a launch takes: as many layers as EAGLE-3 reads."""
 _BLOCK, _WARPS = 1024, 4
 
 
-@row_kernel("one", "two", "three", "kept", "width", "stride_slot")
+@row_kernel("one", "two", "three", "kept", "width", "at", "stride_slot", "stride_row")
 def copy_rows(
     one,
     two,
@@ -32,11 +33,14 @@ def copy_rows(
     reals,
     indices,
     width,
+    at,
     stride_slot,
+    stride_row,
     SOURCES: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (R): a program copies one request's rows."""
+    """Grid (R): a program copies one request's rows, to columns from `at` on. The last launch counts them."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     if slot < 0:
@@ -46,18 +50,19 @@ def copy_rows(
     real = tl.load(reals + place)
     column = tl.load(rows + slot)
     for row in range(first, first + real):
-        to = kept + slot * stride_slot + (column + row - first) * SOURCES * width
-        for at in range(0, width, BLOCK):
-            offset = at + tl.arange(0, BLOCK)
+        to = kept + slot * stride_slot + (column + row - first) * stride_row + at
+        for start in range(0, width, BLOCK):
+            offset = start + tl.arange(0, BLOCK)
             here = offset < width
             tl.store(to + offset, tl.load(one + row * width + offset, mask=here), mask=here)
             if SOURCES > 1:
                 tl.store(to + width + offset, tl.load(two + row * width + offset, mask=here), mask=here)
             if SOURCES > 2:
                 tl.store(to + 2 * width + offset, tl.load(three + row * width + offset, mask=here), mask=here)
-    tl.debug_barrier()  # a warp that has not read the column yet must not see the next one
-    tl.store(rows + slot, column + real)
-    tl.store(ready + slot, tl.zeros([], tl.uint8))
+    if LAST:
+        tl.debug_barrier()  # a warp that has not read the column yet must not see the next one
+        tl.store(rows + slot, column + real)
+        tl.store(ready + slot, tl.zeros([], tl.uint8))
 
 
 def set_aside(
@@ -70,22 +75,24 @@ def set_aside(
     indices_R: torch.Tensor,
     sources: Sequence[torch.Tensor],
 ) -> None:
-    if len(sources) > MOST:
-        plain_step.set_aside(kept_SPW, rows_S, ready_S, slots_R, firsts_B, reals_B, indices_R, sources)
-        return
     assert all(source.is_contiguous() and source.shape == sources[0].shape for source in sources)
-    copy_rows[(len(slots_R),)](
-        *(sources[min(number, len(sources) - 1)] for number in range(MOST)),
-        kept_SPW,
-        rows_S,
-        ready_S.view(torch.uint8),
-        slots_R,
-        firsts_B,
-        reals_B,
-        indices_R,
-        sources[0].shape[1],
-        kept_SPW.stride(0),
-        SOURCES=len(sources),
-        BLOCK=_BLOCK,
-        num_warps=_WARPS,
-    )
+    width = sources[0].shape[1]
+    for first in range(0, len(sources), MOST):
+        some = sources[first : first + MOST]
+        copy_rows[(len(slots_R),)](
+            *(some[min(number, len(some) - 1)] for number in range(MOST)),
+            kept_SPW,
+            rows_S,
+            ready_S.view(torch.uint8),
+            slots_R,
+            firsts_B,
+            reals_B,
+            indices_R,
+            width,
+            first * width,
+            *kept_SPW.stride()[:2],
+            SOURCES=len(some),
+            LAST=first + MOST >= len(sources),
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
+        )
