@@ -7,7 +7,7 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -674,3 +674,18 @@ def test_a_probe_that_changes_nothing_counts_for_about_as_many_requests() -> Non
     assert (near.unprobed, near.interval) == (0, here.interval) == (0, 8 * SOONEST)
     assert [(load.unprobed, load.interval) for load in (deeper, far)] == [(7, SOONEST)] * 2
     assert not here.judge(0, 0.0, 1.0), "there was no other probe"
+
+
+def test_nothing_is_decided_again_where_nothing_is_drafted() -> None:
+    """As long as those that come are to draft nothing either: one with a depth of its own has it."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.0] * 8, small, life=math.inf).run(900)
+    while policy._probing is not None or policy._unseen.count or policy._decided.repeats < 3:
+        run.run(1)
+    decided = policy._decided
+    run.requests[0] = run._request()
+    run.run(1)
+    assert policy._decided is decided and not any(run.depths[-1])
+    run.requests[1] = replace(run._request(), adaptive=False)
+    run.run(1)
+    assert policy._decided is not decided and run.depths[-1] == [0, len(run.requests[1].rows_by_depth) - 1] + [0] * 6
