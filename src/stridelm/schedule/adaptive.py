@@ -288,24 +288,23 @@ class Adaptive:
             whole or StepShape(count, count + drafted, depth, context)
             for drafted, depth, context in zip(drafted_S, depth_S, steps.contexts_S, strict=True)
         ]
-        timed = list(enumerate(steps.seconds_S))
+        seconds_S = steps.seconds_S
         if not deepest or (whole is not None and (whole.prompt or whole.behind)):
-            for place, seconds in timed:
-                self.cost.note(shapes_S[place], seconds)
-            timed = []  # nothing else is learnt from how long it took
+            for shape, seconds in zip(shapes_S, seconds_S, strict=True):
+                self.cost.note(shape, seconds)
+            seconds_S = []  # nothing else is learnt from how long it took
         if not deepest:
             return None
         self.figures.count(often_D.tolist(), sum(drafted_S), most * len(depths_S))
-        if timed and self._standing < PAUSE <= self._standing + len(depths_S) and self.cost.knows_decodes:
-            place, seconds = timed[0]
-            expected = self.cost.one(self._padded(shapes_S[place])), self._tokens(readers, depths_SR[place])
-            self.figures.compare((expected[0], seconds), (expected[1], count + sum(accepted_S[place])))
+        if seconds_S and self._standing < PAUSE <= self._standing + len(depths_S) and self.cost.knows_decodes:
+            expected = self.cost.one(self._padded(shapes_S[0])), self._tokens(readers, depths_SR[0])
+            self.figures.compare((expected[0], seconds_S[0]), (expected[1], count + sum(accepted_S[0])))
         self._standing += len(depths_S)
         if any(drafted_S):
             # A level that there was room for and that nothing was drafted for failed like one that was refused.
             self.acceptance.learn(readers, accepted_SR, np.minimum(accepted_SR + 1, depths_SR))
         load = self._load(count)
-        for place, seconds in timed:
+        for place, seconds in enumerate(seconds_S):
             if known.paced:
                 self._keep_paces(requests, accepted_S[place], seconds)
             tried = tried_S[place]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stridelm.schedule.rows import catches_up
 from stridelm.types import Request, Span
 
 
@@ -40,7 +41,7 @@ class Landings:
     def add(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> Landed:
         """A step has landed. Returns it, with those that it goes on."""
         requests = [span.request for span in spans]
-        decodes = all(span.decides and span.real == 1 and (span.waits or not span.behind) for span in spans)
+        decodes = all(span.decides and span.real == 1 and not catches_up(span) for span in spans)
         decodes = decodes and not any(request.all_or_nothing for request in requests)
         latest = self._landed[-1] if self._landed else None
         if latest is None or not (decodes and latest.decodes and latest.requests == requests):
