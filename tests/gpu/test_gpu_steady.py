@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +56,19 @@ def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_decoding(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kinds: list[dict[str, Any]], params: str
 ) -> None:
-    """Five requests or more that decode, of one kind (captured whole) or of several (only their forward pass)."""
+    """Five requests or more that are admitted and decode, of one kind (captured whole) or of several (only their
+    forward pass)."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
     engine = stand.llm(deterministic=False, strict=False, page_size=8).engine
     for number in range(3):  # all but the first hit the prefix cache, so the last two rounds run alike
-        for i, prompt in enumerate(prompts(stand, max(5, len(kinds)))):
-            kind = kinds[i % len(kinds)]
-            settings = SamplingParams(**PARAMS[params], seed=i, max_tokens=60, ignore_eos=True, speculation=kind)
-            engine.add(f"{number}-{i}", prompt, settings)
-        for _ in range(5):
-            engine.step()  # prefills
-        if number < 2:  # everything needed is made once
-            while engine.busy:
+        with nothing_new(engine, monkeypatch) if number == 2 else nullcontext():
+            for i, prompt in enumerate(prompts(stand, max(5, len(kinds)))):
+                kind = kinds[i % len(kinds)]
+                settings = SamplingParams(**PARAMS[params], seed=i, max_tokens=60, ignore_eos=True, speculation=kind)
+                engine.add(f"{number}-{i}", prompt, settings)
+            for _ in range(11):  # prefills are the first five
+                assert engine.busy
                 engine.step()
-    with nothing_new(engine, monkeypatch):
-        for _ in range(6):
-            assert engine.busy
+        while engine.busy:
             engine.step()
-    while engine.busy:
-        engine.step()
     engine.check()

@@ -225,7 +225,8 @@ def _merged_source(rows: int, parts: list[tuple[Group, Draft]]) -> torch.Tensor 
         return None
     merged = torch.zeros(rows, dtype=torch.int64, device=parts[0][1].tokens.device)
     for group, draft in parts:
-        merged[group.indices] = 0 if draft.source is None else draft.source
+        if draft.source is not None:
+            merged[group.indices] = draft.source
     return merged
 
 

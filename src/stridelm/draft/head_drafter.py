@@ -84,7 +84,7 @@ class HeadDrafter(HeadWeights):
         return shape_of(span)
 
     def admit(self, request: Request) -> None:
-        self._ready[request.slot] = False
+        self._ready[request.slot].fill_(False)
         self._tail.clear(request.slot)
 
     # Drafting

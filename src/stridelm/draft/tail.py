@@ -30,7 +30,7 @@ class Tail:
         return self._taken, self._rows
 
     def clear(self, slot: int) -> None:
-        self._rows[slot] = 0
+        self._rows[slot].fill_(0)
 
     def rows(self, slots_R: torch.Tensor) -> torch.Tensor:
         """[R] int64."""

@@ -38,8 +38,9 @@ class TokenTable:
         computed: number of its leading tokens whose KV is already there.
         """
         self.tokens[slot, : len(ids)] = upload(ids, self.tokens.device)
-        self.known[slot] = len(ids)
-        self.committed[slot] = computed
+        # known[slot] = number would copy the number from the host, and wait for the step that the device runs.
+        self.known[slot].fill_(len(ids))
+        self.committed[slot].fill_(computed)
 
     def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
         """Commit on the device: each request's next `rows` tokens now have KV. The padding row stays at 0."""

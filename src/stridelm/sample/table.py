@@ -111,7 +111,7 @@ class SamplingTable:
         features |= Feature.GRAMMAR if guide is not None else Feature(0)
         self._guides[slot] = guide
         self._features[slot] = features
-        self.sampled[slot] = bool(features & Feature.SAMPLED)
+        self.sampled[slot].fill_(bool(features & Feature.SAMPLED))
         _copy(self._floats[slot], _float_row(params))
         _copy(self._ints[slot], _int_row(request, features))
         speculation = request.speculation

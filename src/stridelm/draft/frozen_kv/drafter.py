@@ -108,7 +108,7 @@ class FrozenKVDrafter(HeadWeights):
         return shape_of(span)
 
     def admit(self, request: Request) -> None:
-        self._ready[request.slot] = False
+        self._ready[request.slot].fill_(False)
 
     def propose(self, group: Group) -> Draft:
         known, slots = group.table.known[group.slots], group.slots

@@ -145,9 +145,9 @@ class HybridDrafter(Drafter):
     def admit(self, request: Request) -> None:
         self.partner.admit(request)
         coupled = RULES.get(request.speculation.acceptance or "exact").coupled
-        self.tables.shares_S[request.slot] = coupled and request.params.cache_salt is None
-        self.tables.luck_S22[request.slot] = 0
-        self.tables.levels_S2[request.slot] = 0
+        self.tables.shares_S[request.slot].fill_(coupled and request.params.cache_salt is None)
+        self.tables.luck_S22[request.slot].fill_(0)
+        self.tables.levels_S2[request.slot].fill_(0)
 
     def leave(self, request: Request) -> None:
         self.partner.leave(request)

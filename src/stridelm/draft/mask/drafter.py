@@ -71,7 +71,7 @@ class MaskDrafter(Drafter):
         return tuple(d if trusted else verified_rows(d) for d in range(depth + 1))
 
     def admit(self, request: Request) -> None:
-        self._ready[request.slot] = 0
+        self._ready[request.slot].fill_(0)
 
     def kind(self, span: Span) -> Hashable:
         speculation = span.request.speculation

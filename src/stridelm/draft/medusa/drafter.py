@@ -82,7 +82,7 @@ class MedusaDrafter(Drafter):
         return branching, span.depth if branching != Branching() else 0, Guessing.of(speculation)
 
     def admit(self, request: Request) -> None:
-        self._ready[request.slot] = False
+        self._ready[request.slot].fill_(False)
 
     def propose(self, group: Group) -> Draft:
         branching, depth, guessing = self.kind(group.spans[0])

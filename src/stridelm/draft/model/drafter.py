@@ -125,7 +125,7 @@ class ModelDrafter(Drafter):
 
     def admit(self, request: Request) -> None:
         # The pages of a prefix hit hold this model's KV; otherwise they would have been a miss.
-        self._caught_up[request.slot] = request.computed
+        self._caught_up[request.slot].fill_(request.computed)
 
     # Drafting
 
