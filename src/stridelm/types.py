@@ -182,6 +182,9 @@ class Span:
     """As of its request, before this step."""
     waits: bool = False
     """The drafter's KV of these rows is left to a later step."""
+    rests: bool = False
+    """Nothing is to be drafted after this step, so the drafter need not compute what a draft would grow from: it reads
+    the newest row once more before it drafts."""
 
     @property
     def rows(self) -> int:

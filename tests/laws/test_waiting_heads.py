@@ -239,6 +239,56 @@ def test_prompts_wait(stands: dict[str, Stand], drafter: str, chunk: int) -> Non
         assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "at once"])
+@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: str, chunk: int) -> None:
+    """On a device, while nothing is drafted: all requests' newest row is left to a later step, and what is there once
+    it was read is the same, bit for bit, as is what is drafted then."""
+    stand, drafting = stands[way], False
+    resting, script = start(stands, way, drafter, lambda request: drafting, drafts=False)
+    following, _ = start(stands, way, drafter, lambda request: drafting)
+    following.steps.planner.waits.patience = 0
+    for engine in (resting, following):
+        engine.steps.planner.rows.most = engine.steps.planner.rows.now = chunk
+    ones, twos = add(resting, stand, 2, 60), add(following, stand, 2, 60)
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            resting.step()
+            following.step()
+
+    step(1)
+    assert [one.behind for one in ones] == [1, 0 if chunk == 7 else 1]
+    while any(one.computed <= len(one.prompt_ids) for one in ones):
+        step(1)
+    step(3)
+    assert all(one.behind > 1 for one in ones) and script.waited
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    for number in range(2):  # a few steps before the catch-up, and right before it
+        for engine, requests in ((resting, ones), (following, twos)):
+            requests.append(engine.add(f"late-{number}", [3, 2, 1, 4 + number], params))
+        step(1)
+        assert [one.behind for one in ones] == [1] * len(ones)
+        step(3 * (1 - number))
+    drafting = True
+    resting.step()  # catches up
+    drafting = False
+    following.step()
+    for engine in (resting, following):
+        engine.steps.land_all()
+    for one, two in zip(ones, twos, strict=True):
+        assert one.token_ids == two.token_ids and not one.behind
+        for got, wanted in zip(entries(resting, drafter, one), entries(following, drafter, two), strict=True):
+            assert torch.equal(got, wanted)
+    drafting = True
+    while resting.busy:
+        step(1)
+    for one, two in zip(ones, twos, strict=True):
+        assert one.output_ids == two.output_ids
+        assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
+
+
 @pytest.mark.parametrize("drafter", HEADS)
 def test_prompts_that_begin_alike_are_read(stands: dict[str, Stand], drafter: str) -> None:
     """Pages of a prompt that waits are found by plain requests alone. The first request that finds them so reads its

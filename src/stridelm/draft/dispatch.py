@@ -168,15 +168,16 @@ class Drafters:
         bounds: torch.Tensor | None = None,
     ) -> list[tuple[Drafter, Group]]:
         """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once, but for
-        those that wait."""
+        those that wait or rest."""
         members: dict[tuple[str, Hashable], list[int]] = {}
-        seen: dict[tuple[int, int, bool], list[int]] = {}
+        seen: dict[tuple[int, int, bool, bool], list[int]] = {}
         for i in chosen:
             span = spans[i]
-            alike = id(span.request.speculation), span.depth, span.waits
+            alike = id(span.request.speculation), span.depth, span.waits, span.rests
             if alike not in seen:
                 drafter = self._of(span.request)
-                kind = span.waits if observing and drafter.keeps_kv else self._kind(drafter, span)
+                follows = observing and drafter.keeps_kv
+                kind = (span.waits, span.rests) if follows else self._kind(drafter, span)
                 seen[alike] = members.setdefault((drafter.name, kind), [])
             seen[alike].append(i)
         out = []

@@ -35,7 +35,17 @@ from stridelm.draft.head_weights import HeadWeights
 from stridelm.draft.tail import Tail
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.run.heads import HeadRows, HeadRunner, LastRows, TargetRuntime, head_layout, last_of, place, place_nodes
+from stridelm.run.heads import (
+    HeadRows,
+    HeadRunner,
+    LastRows,
+    TargetRuntime,
+    head_layout,
+    last_of,
+    none_of,
+    place,
+    place_nodes,
+)
 from stridelm.sample.sampler import Sampler
 from stridelm.types import DraftKV, Request, Span
 
@@ -160,14 +170,20 @@ class HeadDrafter(HeadWeights):
         counts = new_rows + tail_rows
         starts, max_end = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
         rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end)
+        rests = group.spans[0].rests
+        taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
+        if self._tail.again or rests or any(span.behind for span in group.spans):
+            taken_NW = self._tail.first(group.slots, rows, taken_NW)
+            self._tail.keep(group.slots, rows, taken_NW, counts, newest=rests)
         # The last module's output at a row is not read by another module: only its KV entries are needed, and with one
         # module its output at the row that the next draft grows from.
-        last_rows = last_of(rows, self.head.num_modules - 1, group.slots, starts, counts, self.runtime, max_end)
-        taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
-        if self._tail.again or any(span.behind for span in group.spans):
-            taken_NW = self._tail.first(group.slots, rows, taken_NW)
-            self._tail.keep(group.slots, rows, taken_NW, counts)
-        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, self.head.features(taken_NW))
+        features_NH, back = self.head.features(taken_NW), self.head.num_modules - 1
+        if rests:
+            self._catch_up(group, rows, none_of(rows), features_NH)
+            self._ready.index_fill_(0, group.slots, False)
+            return
+        last_rows = last_of(rows, back, group.slots, starts, counts, self.runtime, max_end)
+        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, features_NH)
         # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
         self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
 

@@ -59,7 +59,7 @@ class Roster:
                 self.outputs.append(self.fail(request, error))
         spans = tuple(span for span in plan.spans if span.request.status is Status.RUNNING)
         for span in spans:
-            span.request.behind = span.behind + span.real if span.waits else 0
+            span.request.behind = span.behind + span.real if span.waits else int(span.rests)
         return plan if len(spans) == len(plan.spans) else replace(plan, spans=spans)
 
     def _admit(self, request: Request) -> None:

@@ -202,9 +202,14 @@ def last_of(
     return LastRows(at, alone.geometry)
 
 
+def none_of(rows: HeadRows) -> LastRows:
+    """No row's output is needed, only the entries that all write."""
+    return LastRows(rows.span_N[:0], rows.geometry)
+
+
 @dataclass(frozen=True)
 class LastRows:
-    """Rows whose output is needed, not only the entries that they write: one per request."""
+    """Rows whose output is needed, not only the entries that they write: one per request, or none."""
 
     rows_R: torch.Tensor
     """int64 index among all rows that are run."""

@@ -92,17 +92,19 @@ class Planner:
                     preempted.append(victim)
                     allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
-        waits = [False] * len(served)
+        waits = rests = [False] * len(served)
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            waits = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
+            waits, rests = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
             if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
                     if not allocation.request.behind:
                         _deepen(allocation, budget)
-        spans = tuple(allocation.span(waits=each) for allocation, each in zip(served, waits, strict=True))
+        spans = tuple(
+            allocation.span(waits=wait, rests=rest) for allocation, wait, rest in zip(served, waits, rests, strict=True)
+        )
         entering = tuple(allocation.request for allocation in admitted)
         return StepPlan(spans, entering, tuple(preempted), lacking=budget.lacked)
 

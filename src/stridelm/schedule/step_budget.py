@@ -42,10 +42,10 @@ class Allocation:
     def decides(self) -> bool:
         return self.real == self.uncomputed
 
-    def span(self, *, waits: bool = False) -> Span:
+    def span(self, *, waits: bool = False, rests: bool = False) -> Span:
         request = self.request
         draft = request.rows_by_depth[self.depth]
-        return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, waits)
+        return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, waits, rests)
 
 
 class StepBudget:

@@ -7,6 +7,9 @@ it up to date.
 A host need not treat all requests alike: there each one's is brought up to date when it is due, or before it drafts,
 whatever the others do. It leaves prompts to a later step, too, so that many short ones are never read: the requests end
 before. But not where prompts begin alike, since pages without drafters' KV are not found by requests that have one.
+
+On a device a step that reads a prompt lets no drafter wait. But where nothing is drafted, it rests: what a draft would
+grow from is not computed, since the newest row is read once more before a draft.
 """
 
 from __future__ import annotations
@@ -25,23 +28,36 @@ class Waits:
     apart: bool = False
     """Whether that of some requests may wait in a step that writes others'."""
 
-    def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> list[bool]:
-        """Of each request of a step. drafts: whether as many requests as there are draft, so that no prompt may be left
-        to a later one."""
+    def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> tuple[list[bool], list[bool]]:
+        """Of each request of a step: whether its drafter waits, and whether it rests, as of Span. drafts: whether as
+        many requests as there are draft; asked only in a step that reads a prompt."""
+        nobody = [False] * len(served)
         if not self.patience:
-            return [False] * len(served)
+            return nobody, nobody
+        reads = not all(map(_only_decodes, served))
+        unread = reads and not drafts()
         if self.apart:
-            unread = not all(map(_only_decodes, served)) and not drafts()
-            return [self._may_wait(each, unread) for each in served]
-        keeping = [each for each in served if each.request.draft_kv and each.request.draft_kv.may_wait]
-        return [bool(keeping) and all(map(_only_decodes, served)) and all(map(self._may_wait, keeping))] * len(served)
+            return [self._may_wait(each, unread) for each in served], nobody
+        if reads:  # and so is never a captured step, which would be one of another kind
+            return nobody, [_rests(each) for each in served] if unread else nobody
+        keeping = [each for each in served if _keeps(each)]
+        return [bool(keeping) and all(map(self._may_wait, keeping))] * len(served), nobody
 
     def _may_wait(self, served: Allocation, unread: bool = False) -> bool:
         request = served.request
-        if served.allowed or request.draft_kv is None or not request.draft_kv.may_wait:
+        if served.allowed or not _keeps(served):
             return False
         within = request.behind + served.real <= self.patience
         return within and (_only_decodes(served) or (unread and request.adaptive and not request.rereads))
+
+
+def _keeps(served: Allocation) -> bool:
+    """Whether it has a drafter whose KV may be computed later."""
+    return served.request.draft_kv is not None and served.request.draft_kv.may_wait
+
+
+def _rests(served: Allocation) -> bool:
+    return not served.allowed and served.request.adaptive and _keeps(served)
 
 
 def _only_decodes(allocation: Allocation) -> bool:
