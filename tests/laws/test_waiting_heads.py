@@ -289,6 +289,35 @@ def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: s
         assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "at once"])
+@pytest.mark.parametrize("drafter", HEADS)
+def test_nobody_rests_beside_a_depth_of_its_own(stands: dict[str, Stand], way: str, drafter: str) -> None:
+    """Such a request would have to wait a step for the others before it drafts; and while it drafts, steps may be
+    captured ones, which are of one kind. A plain request does not matter."""
+    stand = stands[way]
+    engine, script = start(stands, way, drafter, lambda request: request.id == "fixed", drafts=False)
+    adaptive, _ = add(engine, stand, 2, 60)
+
+    def asked(name: str, **speculation: object) -> Request:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, speculation=speculation)
+        return engine.add(name, [3, 2, 1], params)
+
+    engine.step()
+    assert adaptive.behind == 1
+    plain = asked("plain", drafter="none")
+    engine.step()
+    assert adaptive.behind == 1 and not plain.behind
+    fixed = asked("fixed", depth=DEPTH)
+    engine.step()
+    while len(fixed.output_ids) < 30:
+        assert not adaptive.behind
+        engine.step()
+    assert fixed.stats.drafted and not script.waited
+    while engine.busy:
+        engine.step()
+    assert fixed.output_ids[:37] == plain.output_ids[:37]
+
+
 @pytest.mark.parametrize("drafter", HEADS)
 def test_prompts_that_begin_alike_are_read(stands: dict[str, Stand], drafter: str) -> None:
     """Pages of a prompt that waits are found by plain requests alone. The first request that finds them so reads its

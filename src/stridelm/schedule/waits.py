@@ -38,8 +38,10 @@ class Waits:
         unread = reads and not drafts()
         if self.apart:
             return [self._may_wait(each, unread) for each in served], nobody
-        if reads:  # and so is never a captured step, which would be one of another kind
-            return nobody, [_rests(each) for each in served] if unread else nobody
+        if unread and all(map(_follows_depths, served)):  # it reads a prompt, so that it is no captured step
+            return nobody, [_keeps(each) for each in served]
+        if reads:
+            return nobody, nobody
         keeping = [each for each in served if _keeps(each)]
         return [bool(keeping) and all(map(self._may_wait, keeping))] * len(served), nobody
 
@@ -56,8 +58,9 @@ def _keeps(served: Allocation) -> bool:
     return served.request.draft_kv is not None and served.request.draft_kv.may_wait
 
 
-def _rests(served: Allocation) -> bool:
-    return not served.allowed and served.request.adaptive and _keeps(served)
+def _follows_depths(served: Allocation) -> bool:
+    """Whether it drafts nothing now, nor as long as no depth stands."""
+    return not served.allowed and (served.request.adaptive or len(served.request.rows_by_depth) == 1)
 
 
 def _only_decodes(allocation: Allocation) -> bool:
