@@ -25,7 +25,8 @@ from support.doubles.stand import Stand
 HEADS = [name for name in DRAFTERS if issubclass(DRAFTERS.get(name), HeadDrafter)]
 DEPTH = 2
 CAPTURED = "captured"
-WAYS = ("at once", "in flight", CAPTURED)
+DEVICES = ("in flight", CAPTURED)
+WAYS = ("at once", *DEVICES)
 
 
 class Script(Configured):
@@ -89,6 +90,24 @@ def entries(engine: Engine, drafter: str, request: Request) -> list[torch.Tensor
     ]
 
 
+def assert_caught_up(late: Engine, following: Engine, drafter: str, pairs: Sequence[tuple[Request, Request]]) -> None:
+    """The drafter lacks nothing of each pair's first request, and has what it has of the second, bit for bit."""
+    for one, two in pairs:
+        assert one.token_ids == two.token_ids and not one.behind
+        for got, wanted in zip(entries(late, drafter, one), entries(following, drafter, two), strict=True):
+            assert torch.equal(got, wanted)
+
+
+def assert_drafts_alike(late: Engine, following: Engine, pairs: Sequence[tuple[Request, Request]]) -> None:
+    """From here to the end of all requests."""
+    while late.busy:
+        late.step()
+        following.step()
+    for one, two in pairs:
+        assert one.output_ids == two.output_ids
+        assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
+
+
 def captured(engine: Engine) -> tuple[Kind, ...]:
     assert engine.capture is not None
     return engine.capture.kinds
@@ -118,10 +137,7 @@ def test_nothing_is_lost(stands: dict[str, Stand], way: str, drafter: str) -> No
         following.step()
         for engine in (waiting, following):
             engine.steps.land_all()
-        for one, two in pairs:
-            assert one.token_ids == two.token_ids and not one.behind
-            for got, wanted in zip(entries(waiting, drafter, one), entries(following, drafter, two), strict=True):
-                assert torch.equal(got, wanted)
+        assert_caught_up(waiting, following, drafter, pairs)
     assert max(script.late) == patience and script.waited > patience and not other.waited
     assert way != CAPTURED or {(kind.waits, kind.behind) for kind in captured(waiting)} >= {
         (True, 0),
@@ -226,20 +242,12 @@ def test_prompts_wait(stands: dict[str, Stand], drafter: str, chunk: int) -> Non
     waiting.step()  # catches up
     drafting = False
     following.step()
-    for one, two in pairs:
-        assert one.token_ids == two.token_ids and not one.behind
-        for got, wanted in zip(entries(waiting, drafter, one), entries(following, drafter, two), strict=True):
-            assert torch.equal(got, wanted)
+    assert_caught_up(waiting, following, drafter, pairs)
     drafting = True
-    while waiting.busy:
-        waiting.step()
-        following.step()
-    for one, two in pairs:
-        assert one.output_ids == two.output_ids
-        assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
+    assert_drafts_alike(waiting, following, pairs)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "at once"])
+@pytest.mark.parametrize("way", DEVICES)
 @pytest.mark.parametrize("drafter", HEADS)
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: str, chunk: int) -> None:
@@ -277,19 +285,13 @@ def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: s
     following.step()
     for engine in (resting, following):
         engine.steps.land_all()
-    for one, two in zip(ones, twos, strict=True):
-        assert one.token_ids == two.token_ids and not one.behind
-        for got, wanted in zip(entries(resting, drafter, one), entries(following, drafter, two), strict=True):
-            assert torch.equal(got, wanted)
+    pairs = list(zip(ones, twos, strict=True))
+    assert_caught_up(resting, following, drafter, pairs)
     drafting = True
-    while resting.busy:
-        step(1)
-    for one, two in zip(ones, twos, strict=True):
-        assert one.output_ids == two.output_ids
-        assert (one.stats.drafted, one.stats.accepted) == (two.stats.drafted, two.stats.accepted)
+    assert_drafts_alike(resting, following, pairs)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "at once"])
+@pytest.mark.parametrize("way", DEVICES)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_nobody_rests_beside_a_depth_of_its_own(stands: dict[str, Stand], way: str, drafter: str) -> None:
     """Such a request would have to wait a step for the others before it drafts; and while it drafts, steps may be
