@@ -183,8 +183,8 @@ class Span:
     waits: bool = False
     """The drafter's KV of these rows is left to a later step."""
     rests: bool = False
-    """Nothing is to be drafted after this step, so the drafter need not compute what a draft would grow from: it reads
-    the newest row once more before it drafts."""
+    """Nothing is to be drafted after this step, so the drafter makes its entries and not what a draft would grow from.
+    It counts as a row behind: one more step without a draft comes first, whose newest row gives that."""
 
     @property
     def rows(self) -> int:

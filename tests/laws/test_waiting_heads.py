@@ -251,8 +251,8 @@ def test_prompts_wait(stands: dict[str, Stand], drafter: str, chunk: int) -> Non
 @pytest.mark.parametrize("drafter", HEADS)
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: str, chunk: int) -> None:
-    """On a device, while nothing is drafted: all requests' newest row is left to a later step, and what is there once
-    it was read is the same, bit for bit, as is what is drafted then."""
+    """On a device, while nothing is drafted: all requests count as a row behind, and what is there after the next
+    catch-up is the same, bit for bit, as is what is drafted then."""
     stand, drafting = stands[way], False
     resting, script = start(stands, way, drafter, lambda request: drafting, drafts=False)
     following, _ = start(stands, way, drafter, lambda request: drafting)

@@ -170,15 +170,14 @@ class HeadDrafter(HeadWeights):
         counts = new_rows + tail_rows
         starts, max_end = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
         rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end)
-        rests = group.spans[0].rests
         taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
-        if self._tail.again or rests or any(span.behind for span in group.spans):
+        if self._tail.again or any(span.behind for span in group.spans):
             taken_NW = self._tail.first(group.slots, rows, taken_NW)
-            self._tail.keep(group.slots, rows, taken_NW, counts, newest=rests)
+            self._tail.keep(group.slots, rows, taken_NW, counts)
         # The last module's output at a row is not read by another module: only its KV entries are needed, and with one
         # module its output at the row that the next draft grows from.
         features_NH, back = self.head.features(taken_NW), self.head.num_modules - 1
-        if rests:
+        if group.spans[0].rests:
             self._catch_up(group, rows, none_of(rows), features_NH)
             self._ready.index_fill_(0, group.slots, False)
             return

@@ -42,20 +42,10 @@ class Tail:
         column_N = rows.offset_N.clamp(max=self._taken.shape[1] - 1)
         return torch.where(early_N[:, None], self._taken[slots_R[rows.span_N], column_N], taken_NW)
 
-    def keep(
-        self,
-        slots_R: torch.Tensor,
-        rows: HeadRows,
-        taken_NW: torch.Tensor,
-        counts_R: torch.Tensor,
-        *,
-        newest: bool = False,
-    ) -> None:
-        """After a catch-up of `counts` rows of each request: keep those that are read once more. newest: the newest row
-        is one that waits."""
-        again = self.again + newest
-        self._rows[slots_R] = counts_R = counts_R.clamp(max=again)
-        if again:
-            place_A = torch.arange(1, again + 1, device=counts_R.device)
+    def keep(self, slots_R: torch.Tensor, rows: HeadRows, taken_NW: torch.Tensor, counts_R: torch.Tensor) -> None:
+        """After a catch-up of `counts` rows of each request: keep those that are read once more."""
+        self._rows[slots_R] = counts_R = counts_R.clamp(max=self.again)
+        if self.again:
+            place_A = torch.arange(1, self.again + 1, device=counts_R.device)
             at_RA = (rows.last_R - counts_R)[:, None] + place_A
-            self._taken[slots_R, :again] = taken_NW[at_RA.clamp(0, len(taken_NW) - 1)]
+            self._taken[slots_R, : self.again] = taken_NW[at_RA.clamp(0, len(taken_NW) - 1)]

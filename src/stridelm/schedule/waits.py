@@ -8,8 +8,8 @@ A host need not treat all requests alike: there each one's is brought up to date
 whatever the others do. It leaves prompts to a later step, too, so that many short ones are never read: the requests end
 before. But not where prompts begin alike, since pages without drafters' KV are not found by requests that have one.
 
-On a device a step that reads a prompt lets no drafter wait. But where nothing is drafted, it rests: what a draft would
-grow from is not computed, since the newest row is read once more before a draft.
+On a device a step that reads a prompt lets no drafter wait. But where nothing is drafted, it rests: only its entries
+are made, since what a draft would grow from is its output at the newest row, and another row comes before any draft.
 """
 
 from __future__ import annotations
