@@ -1,11 +1,12 @@
-"""Groups of gpu_kernels.py: a mixture of experts, and its products with other tiles."""
+"""Groups of gpu_kernels.py: a mixture of experts, with a shared one, and its products with other tiles."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,8 @@ EXPERTS, EACH, WIDTH, INNER = 128, 8, 2048, 768
 EXPERT_BYTES = 3 * WIDTH * INNER * 2
 EXPERT_CALLS = 12
 """Calls of a graph. The weights exceed the L2 cache, and each call's rows choose other experts."""
+SHARED_SIZES = {"V2-Lite": (64, 6, 2048, 1408, 2816), "GLM-4.5-Air": (128, 8, 4096, 1408, 1408)}
+"""Experts, those that a row chooses, width, inner width, and the shared MLP's."""
 STAGES = ("router", "sort", "gate and up", "down", "sum")
 
 
@@ -113,6 +116,50 @@ def experts_table(found: list[dict[str, Any]]) -> Table:
             f"{row['of_floor']:.0%}",
         )
     return table
+
+
+def shared_experts(settings: Settings) -> Section:
+    found = [timed for name in SHARED_SIZES for timed in _beside_shared(name, settings)]
+    table = right_table("experts and a shared MLP, us", "sizes", "rows", "apart", "in the same launches", "ratio")
+    for row in found:
+        apart, together = row["apart_us"], row["together_us"]
+        table.add_row(row["sizes"], str(row["rows"]), f"{apart:.1f}", f"{together:.1f}", f"{apart / together:.2f}x")
+    return Section([table], found)
+
+
+def _beside_shared(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
+    from stridelm.kernels.experts import expert_parts
+    from stridelm.kernels.products import product
+    from stridelm.kernels.shared_experts import MAX_ROWS, expert_parts_and_shared
+
+    number, each, width, inner, shared = SHARED_SIZES[name]
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[1] ** -0.5)
+
+    experts = draw(number * 2 * inner, width), draw(number * width, inner)
+    weights = [(draw(2 * shared, width), draw(width, shared)) for _ in range(EXPERT_CALLS)]
+    for rows in (count for count in settings.expert_rows if count <= MAX_ROWS):
+        steps = [
+            (
+                torch.randn(rows, width, device="cuda").bfloat16(),
+                torch.rand(rows, number, device="cuda").topk(each).indices,
+                *own,
+            )
+            for own in weights
+        ]
+
+        def apart(x: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> object:
+            return expert_parts(x, chosen, *experts, "silu"), product(product(x, gate_up, None, "silu"), down, None)
+
+        def together(x: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> object:
+            return expert_parts_and_shared(x, chosen, *experts, gate_up, down, "silu")
+
+        timed = {
+            way.__name__ + "_us": graph_us([partial(way, *step) for step in steps], settings.replays)
+            for way in (apart, together)
+        }
+        yield {"sizes": name, "rows": rows, **timed}
 
 
 def expert_tiles(settings: Settings) -> Section:

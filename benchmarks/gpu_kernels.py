@@ -22,6 +22,9 @@ experts, shapes of Qwen3-30B-A3B (128 experts of 2,048 x 768, 8 of them chosen, 
   floor     the larger of two: reading the chosen experts and reading and writing rows at the given bandwidth, and the
             products at the given rate. `skewed`: half of the rows choose among an eighth of the experts.
 
+shared_experts, the experts' products and those of the MLP that all rows share, in sizes of DeepSeek-V2-Lite and
+GLM-4.5-Air, in microseconds: in launches of their own, and in the same two.
+
 latent, attention over rows of 512 + 64 numbers (DeepSeek's; 16, 64 and 128 query heads, pages of 16, bfloat16):
   decode    as above. GB/s is the rows of all contexts read once over the time of one query row; floor is the time to
             read them at the bandwidth that torch copies with.
@@ -70,7 +73,7 @@ from typing import Any
 
 import torch
 from attention_kernels import attention, attention_eight_bits, shapes
-from expert_kernels import expert_tiles, experts
+from expert_kernels import expert_tiles, experts, shared_experts
 from fp8_kernels import fp8, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
@@ -83,6 +86,7 @@ from stridelm.bench.settings import JSON_HELP
 GROUPS: dict[str, Callable[[Settings], Section]] = {
     "attention": attention,
     "experts": experts,
+    "shared_experts": shared_experts,
     "latent": latent,
     "gemma": gemma,
     "attention_eight_bits": attention_eight_bits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,12 +13,17 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import ops_for
-from stridelm.kernels.ops import ACTIVATIONS
+from stridelm.kernels.ops import ACTIVATIONS, Routing
 from stridelm.kernels.plain import whole_logits
 from stridelm.kernels.products import product
 from stridelm.kernels.router_scores import scores
 from stridelm.kernels.triton_rows import TritonOps
+from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import EveryExpert, ExpertsInput, GroupedExperts, chosen_experts
+from stridelm.models.layers.experts import MixtureSpec
+from stridelm.models.layers.linear import set_products
+from stridelm.models.layers.mlp import GatedMLPSpec
+from stridelm.models.layers.rope import Ropes
 from support.checks.expert_tiles import check_sorted, check_tiles
 from support.checks.experts import (
     ROUTINGS,
@@ -29,9 +35,11 @@ from support.checks.experts import (
     check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
+    check_with_shared,
 )
 from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs
 from support.checks.linear import check_row_bits, rows, weights
+from support.checks.row_ops import noise
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
@@ -115,6 +123,13 @@ def test_activations(activation: str, dtype: torch.dtype) -> None:
 
 
 @every_dtype
+@pytest.mark.parametrize("inner", [40, 200, 2816])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 16, 17, 63, 64])
+def test_shared_in_the_same_launches(count: int, inner: int, dtype: torch.dtype) -> None:
+    check_with_shared(Case(count, 12, 6, 2048, 136, dtype, "cuda"), inner)
+
+
+@every_dtype
 def test_bits_of_every_tile(dtype: torch.dtype) -> None:
     check_tiles(Case(90, 8, 2, 1000, 320, dtype, "cuda", skewed=True))
 
@@ -127,6 +142,22 @@ def test_bits_are_those_of_a_dense_layer(dtype: torch.dtype) -> None:
     for expert, (gate_up, down) in enumerate(zip(case.gate_up.chunk(4), case.down.chunk(4))):
         wanted = product(product(case.x, gate_up, None, "silu"), down, None)
         assert torch.equal(parts[case.chosen == expert], wanted)
+
+
+def test_rows_of_a_mixture_with_a_shared_mlp() -> None:
+    """A row has the same bits with so few beside it that launches are shared, and with more."""
+    routing = Routing(num_experts=16, num_experts_per_tok=4, norm_topk_prob=True)
+    spec = MixtureSpec(moe_intermediate_size=192, routing=routing, shared=GatedMLPSpec(intermediate_size=320))
+    with torch.device("cuda"):
+        mixture = spec.build(Site(0, 512, 1e-6, Ropes(64))).to(torch.bfloat16).requires_grad_(False)
+    for number, weight in enumerate(mixture.parameters()):
+        weight.copy_(noise(number, *weight.shape, dtype=torch.float32, device="cuda") * weight.shape[-1] ** -0.5)
+    set_products(mixture, deterministic=True)
+    x = rows(0, 130, 512, torch.bfloat16, "cuda")
+    with mock.patch.object(GroupedExperts, "with_shared", autospec=True, side_effect=GroupedExperts.with_shared) as few:
+        check_row_bits(lambda part: mixture(part, TritonOps()), x, counts=(1, 4, 5, 63, 64, 65, 128, 130))
+    assert {len(call.args[1].x_NH) for call in few.call_args_list} >= {1, 4, 5, 63, 64}
+    assert all(len(call.args[1].x_NH) <= 64 for call in few.call_args_list)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -95,6 +95,47 @@ def rows_of_tile(tile, pairs, each, R: tl.constexpr, SORTED: tl.constexpr, ACTIV
 
 
 @triton.jit
+def write_pairs(
+    x,
+    weight,
+    pairs,
+    experts,
+    y,
+    tile,
+    first,
+    inputs,
+    outputs,
+    each,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    SORTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """A tile of y: outputs from `first` on, of the tile's pairs, which share an expert. Its matrix is one of those that
+    `weight` has below one another. With an ACTIVATION a matrix holds gate above up, and y is the gated product."""
+    expert = tl.load(experts + tile).to(tl.int32)
+    if expert >= 0:
+        source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
+        top = first
+        if ACTIVATION is not None:
+            top += expert * outputs * 2
+        else:
+            top += expert * outputs
+        input_K = tl.arange(0, K)
+        x_RK = x + source_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
+        sum_BR = tl.zeros([B, R], tl.float32)
+        up_BR = sum_BR
+        for k in range(0, inputs, K):
+            loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
+            sum_BR = tl.dot(weight.load([top, k]), loaded_RK.T, sum_BR)
+            if ACTIVATION is not None:
+                up_BR = tl.dot(weight.load([top + outputs, k]), loaded_RK.T, up_BR)
+        output_B = first + tl.arange(0, B)
+        store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
+
+
+@triton.jit
 def _product_kernel(
     x,
     weight,
@@ -111,31 +152,10 @@ def _product_kernel(
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, T). A tile's pairs share an expert, whose matrix is one of those that `weight` has below
-    one another. With an ACTIVATION a matrix holds gate above up, and y is the gated product."""
+    """Grid (tiles of outputs, T)."""
     wait_for_inputs(DEPENDENT)
-    tile = tl.program_id(1)
-    expert = tl.load(experts + tile).to(tl.int32)
-    if expert < 0:
-        return
-    source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
-    first = tl.program_id(0) * B
-    top = first
-    if ACTIVATION is not None:
-        top += expert * outputs * 2
-    else:
-        top += expert * outputs
-    input_K = tl.arange(0, K)
-    x_RK = x + source_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
-    for k in range(0, inputs, K):
-        loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
-        sum_BR = tl.dot(weight.load([top, k]), loaded_RK.T, sum_BR)
-        if ACTIVATION is not None:
-            up_BR = tl.dot(weight.load([top + outputs, k]), loaded_RK.T, up_BR)
-    output_B = first + tl.arange(0, B)
-    store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
+    tile, first = tl.program_id(1), tl.program_id(0) * B
+    write_pairs(x, weight, pairs, experts, y, tile, first, inputs, outputs, each, B, R, K, SORTED, ACTIVATION)
 
 
 @dataclass(frozen=True)
@@ -194,14 +214,15 @@ def height_of(pairs: int, experts: int) -> int:
     return tile_height(-(-pairs // experts))
 
 
-def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device) -> Tile:
-    """The fastest measured on an H200 or H100 (benchmarks/gpu_kernels.py expert_tiles). All give the same bits."""
+def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device, beside: int = 0) -> Tile:
+    """The fastest measured on an H200 or H100 (benchmarks/gpu_kernels.py expert_tiles). All give the same bits. beside:
+    programs that the same launch has for other products."""
     height = order.height
     if height == 128:
         return Tile(128, height, 64, warps=8, stages=3 if is_gated else 4)
     if height == 16:
         # Unsorted tiles that outnumber processors have two stages, so that several programs wait for memory on each.
-        many = order.tiles * triton.cdiv(outputs, 64) > multiprocessors(device)
+        many = order.tiles * triton.cdiv(outputs, 64) + beside > multiprocessors(device)
         several = is_gated and many and not order.is_sorted
         return Tile(64, height, 128, warps=4, stages=2 if several else 4)
     return Tile(64, height, 64, warps=4, stages=4)

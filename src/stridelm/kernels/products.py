@@ -72,6 +72,42 @@ def store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, exists_R, ACTIV
     tl.store(at_BR, sum_BR.to(y.dtype.element_ty), mask=(output_B < outputs)[:, None] & exists_R[None, :])
 
 
+@triton.jit
+def write_product(
+    x,
+    weight,
+    bias,
+    up,
+    y,
+    first,
+    first_row,
+    rows,
+    inputs,
+    outputs,
+    UP_STRIDE: tl.constexpr,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """A tile of y: outputs from `first` on, of rows from `first_row` on. With an ACTIVATION y is the gated product: the
+    weight holds gate above up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart."""
+    sum_BR = tl.zeros([B, R], tl.float32)
+    up_BR = sum_BR
+    for k in range(0, inputs, K):
+        x_KR = x.load([first_row, k]).T
+        sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
+        if ACTIVATION is not None and up is None:
+            up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
+    output_B = first + tl.arange(0, B)
+    row_R = first_row + tl.arange(0, R)
+    if up is not None:
+        at_BR = up + row_R.to(tl.int64)[None, :] * UP_STRIDE + output_B[:, None]
+        exists_BR = (output_B < outputs)[:, None] & (row_R < rows)[None, :]
+        up_BR = tl.load(at_BR, mask=exists_BR, other=0.0).to(tl.float32)
+    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, row_R < rows, ACTIVATION)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x,
@@ -89,25 +125,10 @@ def _product_kernel(
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows). With an ACTIVATION y is the gated product: the weight holds gate above
-    up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart."""
+    """Grid (tiles of outputs, tiles of rows)."""
     wait_for_inputs(DEPENDENT)
-    first = tl.program_id(0) * B
-    first_row = tl.program_id(1) * R
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
-    for k in range(0, inputs, K):
-        x_KR = x.load([first_row, k]).T
-        sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
-        if ACTIVATION is not None and up is None:
-            up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
-    output_B = first + tl.arange(0, B)
-    row_R = first_row + tl.arange(0, R)
-    if up is not None:
-        at_BR = up + row_R.to(tl.int64)[None, :] * UP_STRIDE + output_B[:, None]
-        exists_BR = (output_B < outputs)[:, None] & (row_R < rows)[None, :]
-        up_BR = tl.load(at_BR, mask=exists_BR, other=0.0).to(tl.float32)
-    store_tile(y, sum_BR, up_BR, bias, output_B, outputs, row_R, row_R < rows, ACTIVATION)
+    first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
+    write_product(x, weight, bias, up, y, first, first_row, rows, inputs, outputs, UP_STRIDE, B, R, K, ACTIVATION)
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:

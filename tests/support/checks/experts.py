@@ -12,7 +12,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, ExpertsInTurn, GroupedExperts
+from stridelm.models.layers.products import InOrderProduct
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import CLOSE, noise
 
@@ -213,3 +214,18 @@ def check_experts(case: Case, products: ExpertProducts, ops: Ops, activation: st
     rows = len(case.x)
     for part in (slice(1), slice(rows - 1, rows), slice(0, rows, 2), slice(rows // 3, rows // 2 + 1)):
         assert torch.equal(case.run(products, ops, part, activation), got[part]), part
+
+
+def check_with_shared(case: Case, inner: int, activation: str = "silu") -> None:
+    """In the same launches the experts and a shared MLP, of that inner width, give the bits that they give apart."""
+    width, dtype, device = case.x.shape[1], case.x.dtype, str(case.x.device)
+    gate_up, down = (
+        (noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[1] ** -0.5).to(dtype).to(device)
+        for seed, shape in ((5, (2 * inner, width)), (6, (width, inner)))
+    )
+    inputs, products = ExpertsInput(case.x, case.chosen, case.gate_up, case.down, activation), GroupedExperts()
+    assert products.takes_shared(len(case.x))
+    parts, shared = products.with_shared(inputs, gate_up, down)
+    assert torch.equal(parts, case.run(products, PlainOps(), activation=activation))
+    in_order = InOrderProduct(deterministic=True)
+    assert torch.equal(shared, in_order(in_order(case.x, gate_up, None, activation), down, None))

@@ -28,6 +28,7 @@ from support.checks.experts import (
     check_route_scaled,
     check_route_shared,
     check_ties_and_nan,
+    check_with_shared,
 )
 from support.checks.linear import rows, weights
 from support.doubles.interpreter import INTERPRETED
@@ -71,6 +72,20 @@ def test_sort(count: int, each: int, number: int, block: int, monkeypatch: pytes
 def test_experts(count: int, skewed: bool) -> None:
     """Sorted pairs and unsorted ones, and both when rows are left out; inner widths of one tile and several."""
     check_experts(Case(count, 6, 2, 72, 136, DTYPE, skewed=skewed), GroupedExperts(), TritonOps())
+
+
+@INTERPRETED
+@pytest.mark.parametrize("inner", [40, 200])
+@pytest.mark.parametrize("count", [1, 4, 5, 20, 64])
+def test_shared_in_the_same_launches(count: int, inner: int) -> None:
+    """Sorted pairs and unsorted ones, one tile of rows and several; a shared width of one tile and of several."""
+    check_with_shared(Case(count, 6, 2, 72, 136, DTYPE), inner)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_shared_activations(activation: str) -> None:
+    check_with_shared(Case(3, 3, 2, 64, 40, DTYPE), 48, activation)
 
 
 @INTERPRETED

@@ -12,9 +12,10 @@ from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops, Parts, Routing
 from stridelm.models.layers.block import Site, check_sizes
-from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
-from stridelm.models.layers.linear import Stack, Storable, WeightFormat
-from stridelm.models.layers.mlp import GatedMLPSpec
+from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, GroupedExperts
+from stridelm.models.layers.linear import Linear, Stack, Storable, WeightFormat
+from stridelm.models.layers.mlp import GatedMLP, GatedMLPSpec
+from stridelm.models.layers.products import InOrderProduct
 from stridelm.models.layers.router import Router
 from stridelm.models.layers.slots import ModelPart, Slots, Split, WeightSlot
 
@@ -43,6 +44,7 @@ class MixtureSpec:
         check_sizes(moe_intermediate_size=self.moe_intermediate_size)
         assert self.activation in ACTIVATIONS
         assert self.shared is not None or self.shared_gate is None
+        assert self.shared is None or self.shared.activation == self.activation
 
     @property
     def needs(self) -> Mapping[str, Any]:
@@ -73,8 +75,10 @@ class Mixture(ModelPart):
 
     def _parts(self, x: torch.Tensor, ops: Ops) -> Parts:
         chosen_NK, weights_NW = self.router(x, ops)
-        shared = None if self.shared is None else self.shared.share(x, ops)
-        return Parts(self.experts(x, chosen_NK, ops), weights_NW, shared)
+        if self.shared is None:
+            return Parts(self.experts(x, chosen_NK, ops), weights_NW)
+        parts_NKH, shared_NH = self.experts.with_shared(x, chosen_NK, self.shared, ops)
+        return Parts(parts_NKH, weights_NW, shared_NH)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("router", theirs)
@@ -117,6 +121,17 @@ class Experts(Storable):
         """[N, K, width]: what each chosen expert makes of the row, as far as this rank has its matrices."""
         return self.products(ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation), ops)
 
+    def with_shared(
+        self, x: torch.Tensor, chosen_NK: torch.Tensor, shared: GatedMLP, ops: Ops
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and this rank's summand of the MLP that all rows share, [N, width]: in the same launches, if both
+        have kernels that add alike."""
+        products, ours = self.products, (shared.gate_up, shared.down)
+        if isinstance(products, GroupedExperts) and products.takes_shared(len(x)) and all(map(_adds_in_order, ours)):
+            inputs = ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation)
+            return products.with_shared(inputs, shared.gate_up.weight, shared.down.weight)
+        return self(x, chosen_NK, ops), shared.share(x, ops)
+
     def choose_products(self, *, deterministic: bool) -> None:
         """Choose the products for serving, by device, dtype and whether equal bits are promised. They may keep the
         weights in a form of their own; the parameters are empty then."""
@@ -144,6 +159,10 @@ class Experts(Storable):
     def _matrix(self, theirs: str, name: str, start: int, size: int) -> Slots:
         for stored, slot in self.format.slots(self.stacks[name], start, start + size):
             yield theirs + stored, replace(slot, name=_named(name, slot.name))
+
+
+def _adds_in_order(layer: Linear) -> bool:
+    return isinstance(layer.product, InOrderProduct) and layer.bias is None
 
 
 def _named(stack: str, part: str) -> str:

@@ -1,0 +1,132 @@
+"""Products of few rows with the experts that they have chosen and with the MLP that all rows share, in one launch.
+
+A launch does not use all of a card's bandwidth while its first programs wait for their first weights, nor once the
+first have ended, and the shared MLP's two are short. So their tiles are further programs of the experts' two launches.
+Tiles are those of products.py and experts.py, and so are a row's bits.
+
+Legend: as in experts.py; S the shared MLP's inner width.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.experts import Sorted, choose_tile, sort_pairs, write_pairs
+from stridelm.kernels.products import FEW_ROWS, write_product
+
+MAX_ROWS = FEW_ROWS
+"""Beyond it the library is faster for the shared MLP."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_kernel(
+    x,
+    weight,
+    pairs,
+    experts,
+    y,
+    shared_x,
+    shared_weight,
+    shared_y,
+    rows,
+    inputs,
+    outputs,
+    shared_inputs,
+    shared_outputs,
+    each,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    SORTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: the shared matrix's tiles, those of some outputs one after another, and then the experts', T tiles of pairs
+    for each tile of outputs."""
+    wait_for_inputs(DEPENDENT)
+    program, row_tiles, tiles = tl.program_id(0), tl.cdiv(rows, R), tl.cdiv(outputs, B)
+    shared = tl.cdiv(shared_outputs, B) * row_tiles
+    if program < shared:
+        first, first_row = program // row_tiles * B, program % row_tiles * R
+        write_product(
+            shared_x, shared_weight, None, None, shared_y, first, first_row, rows, shared_inputs, shared_outputs,
+            0, B, R, K, ACTIVATION,
+        )  # fmt: skip
+    else:
+        tile, first = (program - shared) // tiles, (program - shared) % tiles * B
+        write_pairs(x, weight, pairs, experts, y, tile, first, inputs, outputs, each, B, R, K, SORTED, ACTIVATION)
+
+
+class _Product(NamedTuple):
+    """Of one product: its rows, its weight and where its results go."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    y: torch.Tensor
+
+
+def expert_parts_and_shared(
+    x_NH: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    gate_up_QH: torch.Tensor,
+    down_RI: torch.Tensor,
+    shared_gate_up: torch.Tensor,
+    shared_down_HS: torch.Tensor,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([N, K, H], [N, H]): what `experts.expert_parts` returns, and down(activation(gate x) * up x) of the shared MLP.
+
+    shared_gate_up: [2 S, H]. Needs 1 to MAX_ROWS rows, and `can_multiply` of all four weights; x of their dtype.
+    """
+    (rows, each), width = chosen_NK.shape, x_NH.shape[1]
+    x_NH = x_NH.contiguous()
+    order = sort_pairs(chosen_NK.contiguous(), down_RI.shape[0] // width)
+    inner_TI = x_NH.new_empty(order.places, down_RI.shape[1])
+    shared_NS = x_NH.new_empty(rows, shared_down_HS.shape[1])
+    parts_NKH, shared_NH = x_NH.new_empty(rows, each, width), x_NH.new_empty(rows, width)
+    _multiply(_Product(x_NH, gate_up_QH, inner_TI), _Product(x_NH, shared_gate_up, shared_NS), order, each, activation)
+    pairs_PH = parts_NKH.view(-1, width)
+    _multiply(_Product(inner_TI, down_RI, pairs_PH), _Product(shared_NS, shared_down_HS, shared_NH), order, each, None)
+    return parts_NKH, shared_NH
+
+
+def _multiply(experts: _Product, shared: _Product, order: Sorted, each: int, activation: str | None) -> None:
+    """Write both products; gated ones if there is an activation."""
+    (rows, shared_outputs), outputs, device = shared.y.shape, experts.y.shape[1], shared.y.device
+    tile = choose_tile(order, outputs, activation is not None, device, beside=triton.cdiv(shared_outputs, 64))
+    shared_tiles = triton.cdiv(shared_outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
+    _product_kernel[(shared_tiles + triton.cdiv(outputs, tile.outputs) * order.tiles,)](
+        experts.x,
+        _described(experts.weight, tile.outputs, tile.inputs),
+        order.pairs,
+        order.experts,
+        experts.y,
+        _described(shared.x, tile.rows, tile.inputs),
+        _described(shared.weight, tile.outputs, tile.inputs),
+        shared.y,
+        rows,
+        experts.x.shape[1],
+        outputs,
+        shared.x.shape[1],
+        shared_outputs,
+        each,
+        tile.outputs,
+        tile.rows,
+        tile.inputs,
+        order.is_sorted,
+        activation,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **dependent(device),
+    )
+
+
+def _described(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
