@@ -1,4 +1,5 @@
-"""Steady state on a GPU: nothing is compiled or captured, and the host waits only for the previous step's verdict."""
+"""Serving on a GPU: the host waits only for the previous step's verdict, and in the steady state nothing is compiled or
+captured."""
 
 from __future__ import annotations
 
@@ -29,6 +30,21 @@ PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "min_p": 0.01},
     "penalties": {"temperature": 0.7, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+}
+MORE_PARAMS: dict[str, dict[str, Any]] = {
+    **PARAMS,
+    "logprobs": {"temperature": 0.0, "logprobs": 3, "logprob_token_ids": [5]},
+    "prompt-logprobs": {"temperature": 0.0, "prompt_logprobs": 2},
+    "ends": {"temperature": 0.5, "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 5, "stop_token_ids": [9]},
+    "bias": {"temperature": 0.5, "logit_bias": {3: 1.0}},
+}
+MORE_KINDS: dict[str, list[dict[str, Any]]] = {
+    "none": [{"drafter": "none"}],
+    "lookup": [{"drafter": "ngram", "depth": "auto", "prompt_lookup_min": 1}, {"drafter": "suffix"}],
+    "hybrid": [{"drafter": "hybrid"}],
+    "chosen": [{"drafter": "eagle", "depth": "auto"}],
+    "tree": [{"drafter": "eagle", "depth": 3, "draft_topk": 2, "num_draft_tokens": 6}],
+    "all": ALL_KINDS,
 }
 
 
@@ -71,4 +87,25 @@ def test_decoding(
                 engine.step()
         while engine.busy:
             engine.step()
+    engine.check()
+
+
+@pytest.mark.parametrize("params", MORE_PARAMS)
+@pytest.mark.parametrize("kinds", MORE_KINDS)
+def test_nothing_else_is_waited_for(checkpoint: Callable[..., Path], kinds: str, params: str) -> None:
+    """From admission to the end, with prompts in chunks, for what a request may ask for and every way to draft."""
+    stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
+    engine = stand.llm(deterministic=False, strict=False, page_size=8, max_num_batched_tokens=48).engine
+    asked = MORE_KINDS[kinds]
+    for number in range(3):  # kernels are compiled in the first, and prefixes are found in the others
+        torch.cuda.set_sync_debug_mode("error" if number == 2 else "default")
+        try:
+            for i, prompt in enumerate(prompts(stand, max(5, len(asked)))):
+                own = {**MORE_PARAMS[params], "seed": i, "max_tokens": 20 + 3 * i, "ignore_eos": params != "ends"}
+                request = SamplingParams(**own, speculation=asked[i % len(asked)])
+                engine.add(f"{number}-{i}", (prompt * 8)[: 40 + 7 * i], request)
+            while engine.busy:
+                engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     engine.check()
