@@ -163,6 +163,18 @@ class Request:
         return (self.priority, self.arrival)
 
 
+class Follow(enum.Enum):
+    """How far a drafter that follows its target goes along with a step's rows."""
+
+    NOW = "now"
+    """It computes their entries, and what the next draft grows from."""
+    ENTRIES = "entries"
+    """Only the entries, since nothing is to be drafted after this step. It counts as a row behind: a step without a
+    draft comes before the next one with some, and its newest row gives what that grows from."""
+    LATER = "later"
+    """Nothing: a later step computes their entries."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows after them.
@@ -180,11 +192,7 @@ class Span:
     decides: bool = True
     behind: int = 0
     """As of its request, before this step."""
-    waits: bool = False
-    """The drafter's KV of these rows is left to a later step."""
-    rests: bool = False
-    """Nothing is to be drafted after this step, so the drafter makes its entries and not what a draft would grow from.
-    It counts as a row behind: one more step without a draft comes first, whose newest row gives that."""
+    follow: Follow = Follow.NOW
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.kinds import Kind
 from stridelm.schedule.depth import NOBODY, Configured, Others
 from stridelm.schedule.limits import HOST_PATIENCE, PATIENCE
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 from support.checks.identity import prompts
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.replays import replays
@@ -48,7 +48,7 @@ class Script(Configured):
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         self.late.append(max(span.behind for span in spans))
-        self.waited += spans[0].waits
+        self.waited += spans[0].follow is Follow.LATER
         assert not any(span.depth and span.behind for span in spans), "drafted with entries missing"
 
 

@@ -16,7 +16,7 @@ from stridelm.run.eager import Logits
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
-from stridelm.types import Found, Request, Span
+from stridelm.types import Follow, Found, Request, Span
 from stridelm.upload import upload
 
 KINDS = 1024
@@ -167,17 +167,17 @@ class Drafters:
         observing: bool = False,
         bounds: torch.Tensor | None = None,
     ) -> list[tuple[Drafter, Group]]:
-        """The chosen spans by drafter and kind. A drafter with KV of its own observes all its spans at once, but for
-        those that wait or rest."""
+        """The chosen spans by drafter and kind. A drafter with KV of its own observes all spans at once that it follows
+        alike."""
         members: dict[tuple[str, Hashable], list[int]] = {}
-        seen: dict[tuple[int, int, bool, bool], list[int]] = {}
+        seen: dict[tuple[int, int, Follow], list[int]] = {}
         for i in chosen:
             span = spans[i]
-            alike = id(span.request.speculation), span.depth, span.waits, span.rests
+            alike = id(span.request.speculation), span.depth, span.follow
             if alike not in seen:
                 drafter = self._of(span.request)
                 follows = observing and drafter.keeps_kv
-                kind = (span.waits, span.rests) if follows else self._kind(drafter, span)
+                kind = span.follow if follows else self._kind(drafter, span)
                 seen[alike] = members.setdefault((drafter.name, kind), [])
             seen[alike].append(i)
         out = []

@@ -47,7 +47,7 @@ from stridelm.run.heads import (
     place_nodes,
 )
 from stridelm.sample.sampler import Sampler
-from stridelm.types import DraftKV, Request, Span
+from stridelm.types import DraftKV, Follow, Request, Span
 
 
 class HeadDrafter(HeadWeights):
@@ -159,7 +159,7 @@ class HeadDrafter(HeadWeights):
     # Following
 
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
-        if group.spans[0].waits:
+        if group.spans[0].follow is Follow.LATER:
             # What is taken of all real rows is kept: of most requests there is one.
             where = self._ready, group.slots, batch.geometry.firsts, batch.reals, group.indices
             self.runtime.ops.set_aside(*self._tail.all, *where, self.head.read(logits.states))
@@ -177,7 +177,7 @@ class HeadDrafter(HeadWeights):
         # The last module's output at a row is not read by another module: only its KV entries are needed, and with one
         # module its output at the row that the next draft grows from.
         features_NH, back = self.head.features(taken_NW), self.head.num_modules - 1
-        if group.spans[0].rests:
+        if group.spans[0].follow is Follow.ENTRIES:
             self._catch_up(group, rows, none_of(rows), features_NH)
             self._ready.index_fill_(0, group.slots, False)
             return

@@ -9,7 +9,7 @@ from dataclasses import replace
 from stridelm.engine.kinds import CLASSES, REQUESTS, Kind, kind_of, padded_size, row_stairs
 from stridelm.engine.ways import Ways, depths_of, ways_of
 from stridelm.schedule.rows import most_decoded
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 
 MAX_ENDING = 4
 """Most requests whose shallower drafts are expected: those of requests that are about to end, rarely many at once."""
@@ -31,7 +31,7 @@ def expected_kinds(requests: tuple[Request, Request], most: int, generation: int
                 span = Span(like, 0, most_decoded(like), depth, like.rows_by_depth[depth])
                 found |= _of_spans((span,) * size, generation)
             if like.adaptive and like.draft_kv and like.draft_kv.may_wait:
-                for span in (Span(like, 0, 1, waits=True), Span(like, 0, 1, behind=1)):
+                for span in (Span(like, 0, 1, follow=Follow.LATER), Span(like, 0, 1, behind=1)):
                     found |= _of_spans((span,) * size, generation)
     return found
 

@@ -15,7 +15,7 @@ from stridelm.params import Speculation
 from stridelm.sample.table import Feature
 from stridelm.schedule.limits import PATIENCE
 from stridelm.schedule.rows import catches_up, most_decoded
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -77,7 +77,8 @@ class Kind:
             params = replace(params, presence_penalty=1.0)
         depth, rows = (self.depth, self.draft) if way is None else (way.depth, way.rows)
         like = replace(like, slot=-1, params=params)
-        span = Span(like, reach - self.real, self.real, depth, rows, behind=self.behind, waits=self.waits)
+        follow = Follow.LATER if self.waits else Follow.NOW
+        span = Span(like, reach - self.real, self.real, depth, rows, behind=self.behind, follow=follow)
         return (span,) * self.requests
 
 
@@ -102,7 +103,7 @@ def kind_of(spans: Sequence[Span], ways: Ways, needed: Feature, is_chain: bool |
         lists=generation if features & Feature.LISTED else 0,
         is_chain=is_chain,
         behind=behind,
-        waits=spans[0].waits and bool(ways.device),
+        waits=spans[0].follow is Follow.LATER and bool(ways.device),
     )
 
 

@@ -20,6 +20,7 @@ from stridelm.run.state import TokenTable
 from stridelm.sample.grammar import Guide
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Queue
+from stridelm.schedule.rows import behind_after
 from stridelm.types import Request, Status, StepOutput, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Roster:
                 self.outputs.append(self.fail(request, error))
         spans = tuple(span for span in plan.spans if span.request.status is Status.RUNNING)
         for span in spans:
-            span.request.behind = span.behind + span.real if span.waits else int(span.rests)
+            span.request.behind = behind_after(span)
         return plan if len(spans) == len(plan.spans) else replace(plan, spans=spans)
 
     def _admit(self, request: Request) -> None:

@@ -21,7 +21,7 @@ from stridelm.options import is_of_rules
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
 from stridelm.schedule.rows import catches_up
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 
 OTHERS = 0
 """Number of requests that no drafter of the device serves: plain ones, and those that the host drafts for."""
@@ -70,7 +70,7 @@ def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     `all_or_nothing` requests would be mixed with other rows. whole: if the step drafts, draft as deep as the requests
     may, whatever was chosen; the bounds on rows cut off what is too deep."""
     first = spans[0].request
-    idle = spans[0].waits or any(map(catches_up, spans))
+    idle = spans[0].follow is Follow.LATER or any(map(catches_up, spans))
     likes = {id(span.request.speculation): span.request for span in spans}
     rules = {_rule(like.speculation) for like in likes.values()}
     if len(rules) > 1 or (first.all_or_nothing and len({like.speculation for like in likes.values()}) > 1):

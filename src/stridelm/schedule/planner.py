@@ -35,7 +35,7 @@ from stridelm.schedule.rows import blocked, has_draft_in_flight, is_unseen, leas
 from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.waits import Waits
-from stridelm.types import PageCounts, Request, StepPlan
+from stridelm.types import Follow, PageCounts, Request, StepPlan
 
 
 class Planner:
@@ -92,19 +92,17 @@ class Planner:
                     preempted.append(victim)
                     allocations = [allocation for allocation in allocations if allocation.request is not victim]
         served = [*allocations, *admitted]
-        waits = rests = [False] * len(served)
+        follows = [Follow.NOW] * len(served)
         if drafting:
             if self.lag:
                 _look_ahead(served, set(queue.running).difference(preempted), budget)
             self._ask(served, others)
-            waits, rests = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
+            follows = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
             if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
                     if not allocation.request.behind:
                         _deepen(allocation, budget)
-        spans = tuple(
-            allocation.span(waits=wait, rests=rest) for allocation, wait, rest in zip(served, waits, rests, strict=True)
-        )
+        spans = tuple(allocation.span(follow) for allocation, follow in zip(served, follows, strict=True))
         entering = tuple(allocation.request for allocation in admitted)
         return StepPlan(spans, entering, tuple(preempted), lacking=budget.lacked)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 
 
 def first_row(request: Request) -> int:
@@ -55,7 +55,12 @@ def is_unseen(request: Request, real: int) -> bool:
 
 def catches_up(span: Span) -> bool:
     """Whether the step computes what the drafter's KV lacks of earlier steps."""
-    return span.behind > 0 and not span.waits
+    return span.behind > 0 and span.follow is not Follow.LATER
+
+
+def behind_after(span: Span) -> int:
+    """How many rows the drafter is behind when the step has run."""
+    return span.behind + span.real if span.follow is Follow.LATER else int(span.follow is Follow.ENTRIES)
 
 
 def window_leftover(request: Request) -> int:

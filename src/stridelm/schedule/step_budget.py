@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stridelm.schedule.limits import PageView
 from stridelm.schedule.rows import first_row, following_rows, uncomputed_rows
-from stridelm.types import PageCounts, Request, Span
+from stridelm.types import Follow, PageCounts, Request, Span
 
 
 @dataclass(slots=True)
@@ -42,10 +42,10 @@ class Allocation:
     def decides(self) -> bool:
         return self.real == self.uncomputed
 
-    def span(self, *, waits: bool = False, rests: bool = False) -> Span:
+    def span(self, follow: Follow) -> Span:
         request = self.request
         draft = request.rows_by_depth[self.depth]
-        return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, waits, rests)
+        return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, follow)
 
 
 class StepBudget:

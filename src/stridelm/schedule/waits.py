@@ -8,8 +8,8 @@ A host need not treat all requests alike: there each one's is brought up to date
 whatever the others do. It leaves prompts to a later step, too, so that many short ones are never read: the requests end
 before. But not where prompts begin alike, since pages without drafters' KV are not found by requests that have one.
 
-On a device a step that reads a prompt lets no drafter wait. But where nothing is drafted, it rests: only its entries
-are made, since what a draft would grow from is its output at the newest row, and another row comes before any draft.
+On a device a step that reads a prompt lets no drafter wait. But where nothing is drafted, only its entries are made,
+since what a draft would grow from is its output at the newest row, and another row comes before any draft.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from stridelm.schedule.rows import most_decoded
 from stridelm.schedule.step_budget import Allocation
+from stridelm.types import Follow
 
 
 @dataclass
@@ -28,22 +29,20 @@ class Waits:
     apart: bool = False
     """Whether that of some requests may wait in a step that writes others'."""
 
-    def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> tuple[list[bool], list[bool]]:
-        """Of each request of a step: whether its drafter waits, and whether it rests, as of Span. drafts: whether as
-        many requests as there are draft; asked only in a step that reads a prompt."""
-        nobody = [False] * len(served)
+    def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> list[Follow]:
+        """How far each request's drafter follows in a step. drafts: whether as many requests as there are draft; asked
+        only in a step that reads a prompt."""
+        everybody = [Follow.NOW] * len(served)
         if not self.patience:
-            return nobody, nobody
+            return everybody
         reads = not all(map(_only_decodes, served))
         unread = reads and not drafts()
         if self.apart:
-            return [self._may_wait(each, unread) for each in served], nobody
+            return [Follow.LATER if self._may_wait(each, unread) else Follow.NOW for each in served]
         if unread and all(map(_follows_depths, served)):  # it reads a prompt, so that it is no captured step
-            return nobody, [_keeps(each) for each in served]
-        if reads:
-            return nobody, nobody
-        keeping = [each for each in served if _keeps(each)]
-        return [bool(keeping) and all(map(self._may_wait, keeping))] * len(served), nobody
+            return [Follow.ENTRIES if _keeps(each) else Follow.NOW for each in served]
+        keeping = [] if reads else [each for each in served if _keeps(each)]
+        return [Follow.LATER] * len(served) if keeping and all(map(self._may_wait, keeping)) else everybody
 
     def _may_wait(self, served: Allocation, unread: bool = False) -> bool:
         request = served.request

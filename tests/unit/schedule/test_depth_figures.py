@@ -10,7 +10,7 @@ from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.depth_figures import Choice, DepthFigures, reasons
-from stridelm.types import Found, Request, Span
+from stridelm.types import Follow, Found, Request, Span
 
 ROWS = (0, 1, 2, 3)
 
@@ -49,7 +49,7 @@ def chosen(*depths: int, probes: bool = False) -> Choice:
         (span(request(found=Found(2, 2)), 1), chosen(2), "room"),
         (span(request(), 1), chosen(2), "room"),
         (replace(span(request(), 0), behind=3), chosen(2), "behind"),
-        (replace(span(request(), 0), behind=3, waits=True), chosen(0), "chosen"),
+        (replace(span(request(), 0), behind=3, follow=Follow.LATER), chosen(0), "chosen"),
         (span(request(), 2), chosen(2, probes=True), "probe"),
         (span(request(), 2), chosen(2), "chosen"),
         (span(request(), 0), chosen(0), "chosen"),
