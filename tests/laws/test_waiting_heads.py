@@ -16,6 +16,7 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.kinds import Kind
 from stridelm.schedule.depth import NOBODY, Configured, Others
 from stridelm.schedule.limits import HOST_PATIENCE, PATIENCE
+from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.types import Follow, Request, Span
 from support.checks.identity import prompts
 from support.doubles.bounds import LaggingStand, bounds_registered
@@ -39,6 +40,7 @@ class Script(Configured):
         """Of each step that landed: the most rows that a drafter's KV lacked."""
         self.waited = 0
         """Steps that left theirs to a later one."""
+        self.shapes: list[StepShape] = []
 
     def drafts(self, requests: int) -> bool:
         return self._drafts
@@ -49,6 +51,7 @@ class Script(Configured):
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float | None) -> None:
         self.late.append(max(span.behind for span in spans))
         self.waited += spans[0].follow is Follow.LATER
+        self.shapes.append(shape_of(spans))
         assert not any(span.depth and span.behind for span in spans), "drafted with entries missing"
 
 
@@ -272,6 +275,7 @@ def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: s
         step(1)
     step(3)
     assert all(one.behind > 1 for one in ones) and script.waited
+    assert not any(shape.behind for shape in script.shapes), "a step that only reads on would tell nothing of prompts"
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     for number in range(2):  # a few steps before the catch-up, and right before it
         for engine, requests in ((resting, ones), (following, twos)):
@@ -285,6 +289,7 @@ def test_prompts_are_read_at_rest(stands: dict[str, Stand], way: str, drafter: s
     following.step()
     for engine in (resting, following):
         engine.steps.land_all()
+    assert any(shape.prompt and shape.behind > len(ones) for shape in script.shapes)
     pairs = list(zip(ones, twos, strict=True))
     assert_caught_up(resting, following, drafter, pairs)
     drafting = True

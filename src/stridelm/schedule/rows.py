@@ -54,8 +54,9 @@ def is_unseen(request: Request, real: int) -> bool:
 
 
 def catches_up(span: Span) -> bool:
-    """Whether the step computes what the drafter's KV lacks of earlier steps."""
-    return span.behind > 0 and span.follow is not Follow.LATER
+    """Whether the step computes what the drafter's KV lacks of earlier steps. One that has made only entries counts as
+    a row behind, and lacks none."""
+    return span.behind > (span.follow is Follow.ENTRIES) and span.follow is not Follow.LATER
 
 
 def behind_after(span: Span) -> int:

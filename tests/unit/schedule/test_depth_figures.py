@@ -50,6 +50,8 @@ def chosen(*depths: int, probes: bool = False) -> Choice:
         (span(request(), 1), chosen(2), "room"),
         (replace(span(request(), 0), behind=3), chosen(2), "behind"),
         (replace(span(request(), 0), behind=3, follow=Follow.LATER), chosen(0), "chosen"),
+        (replace(span(request(), 0), behind=3, follow=Follow.ENTRIES), chosen(2), "behind"),
+        (replace(span(request(), 0), behind=1, follow=Follow.ENTRIES), chosen(2), "room"),
         (span(request(), 2), chosen(2, probes=True), "probe"),
         (span(request(), 2), chosen(2), "chosen"),
         (span(request(), 0), chosen(0), "chosen"),
