@@ -153,7 +153,7 @@ def _beside_shared(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
             return expert_parts(x, chosen, *experts, "silu"), product(product(x, gate_up, None, "silu"), down, None)
 
         def together(x: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> object:
-            return expert_parts_and_shared(x, chosen, *experts, gate_up, down, "silu")
+            return expert_parts_and_shared(x, chosen, *experts, x, gate_up, down, "silu")
 
         timed = {
             way.__name__ + "_us": graph_us([partial(way, *step) for step in steps], settings.replays)

@@ -1,4 +1,4 @@
-"""Products of few rows with the experts that they have chosen and with the MLP that all rows share, in one launch.
+"""Products of few rows with the experts that they have chosen and with an MLP that all rows share, in one launch.
 
 A launch does not use all of a card's bandwidth while its first programs wait for their first weights, nor once the
 first have ended, and the shared MLP's two are short. So their tiles are further programs of the experts' two launches.
@@ -77,21 +77,25 @@ def expert_parts_and_shared(
     chosen_NK: torch.Tensor,
     gate_up_QH: torch.Tensor,
     down_RI: torch.Tensor,
+    shared_x_NH: torch.Tensor,
     shared_gate_up: torch.Tensor,
     shared_down_HS: torch.Tensor,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([N, K, H], [N, H]): what `experts.expert_parts` returns, and down(activation(gate x) * up x) of the shared MLP.
 
-    shared_gate_up: [2 S, H]. Needs 1 to MAX_ROWS rows, and `can_multiply` of all four weights; x of their dtype.
+    shared_x: what that reads of each row. shared_gate_up: [2 S, H]. Needs 1 to MAX_ROWS rows, and `can_multiply` of all
+    four weights; rows of their dtype.
     """
     (rows, each), width = chosen_NK.shape, x_NH.shape[1]
-    x_NH = x_NH.contiguous()
+    x_NH, shared_x_NH = x_NH.contiguous(), shared_x_NH.contiguous()
     order = sort_pairs(chosen_NK.contiguous(), down_RI.shape[0] // width)
     inner_TI = x_NH.new_empty(order.places, down_RI.shape[1])
     shared_NS = x_NH.new_empty(rows, shared_down_HS.shape[1])
     parts_NKH, shared_NH = x_NH.new_empty(rows, each, width), x_NH.new_empty(rows, width)
-    _multiply(_Product(x_NH, gate_up_QH, inner_TI), _Product(x_NH, shared_gate_up, shared_NS), order, each, activation)
+    _multiply(
+        _Product(x_NH, gate_up_QH, inner_TI), _Product(shared_x_NH, shared_gate_up, shared_NS), order, each, activation
+    )
     pairs_PH = parts_NKH.view(-1, width)
     _multiply(_Product(inner_TI, down_RI, pairs_PH), _Product(shared_NS, shared_down_HS, shared_NH), order, each, None)
     return parts_NKH, shared_NH

@@ -217,7 +217,8 @@ def check_experts(case: Case, products: ExpertProducts, ops: Ops, activation: st
 
 
 def check_with_shared(case: Case, inner: int, activation: str = "silu") -> None:
-    """In the same launches the experts and a shared MLP, of that inner width, give the bits that they give apart."""
+    """In the same launches the experts and a shared MLP of that inner width give the bits that they give apart, whether
+    that reads the same rows or others."""
     width, dtype, device = case.x.shape[1], case.x.dtype, str(case.x.device)
     gate_up, down = (
         (noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[1] ** -0.5).to(dtype).to(device)
@@ -225,7 +226,8 @@ def check_with_shared(case: Case, inner: int, activation: str = "silu") -> None:
     )
     inputs, products = ExpertsInput(case.x, case.chosen, case.gate_up, case.down, activation), GroupedExperts()
     assert products.takes_shared(len(case.x))
-    parts, shared = products.with_shared(inputs, gate_up, down)
-    assert torch.equal(parts, case.run(products, PlainOps(), activation=activation))
     in_order = InOrderProduct(deterministic=True)
-    assert torch.equal(shared, in_order(in_order(case.x, gate_up, None, activation), down, None))
+    for x in (case.x, case.x.flip(1)):
+        parts, shared = products.with_shared(inputs, x, gate_up, down)
+        assert torch.equal(parts, case.run(products, PlainOps(), activation=activation))
+        assert torch.equal(shared, in_order(in_order(x, gate_up, None, activation), down, None))

@@ -146,7 +146,7 @@ def _few(gate_up: Sequence[PackedProduct], down: Sequence[PackedProduct]) -> Few
 
 
 class GroupedExperts:
-    """All experts in two or three launches (kernels/experts.py), in which few rows also take the MLP that they share
+    """All experts in two or three launches (kernels/experts.py), in which few rows also take an MLP that all share
     (kernels/shared_experts.py)."""
 
     packs: ClassVar[bool] = False
@@ -163,14 +163,14 @@ class GroupedExperts:
         return 0 < rows <= MAX_ROWS
 
     def with_shared(
-        self, inputs: ExpertsInput, gate_up: torch.Tensor, down: torch.Tensor
+        self, inputs: ExpertsInput, shared_x_NH: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a call returns, and what the shared MLP with these weights makes of each row, [N, H]: bit for bit what
-        an InOrderProduct with each of them gives."""
+        """What a call returns, and what a shared MLP with these weights makes of the other rows, [N, H]: bit for bit
+        what an InOrderProduct with each of them gives."""
         from stridelm.kernels.shared_experts import expert_parts_and_shared
 
         own = inputs.x_NH, inputs.chosen_NK, inputs.gate_up_QH, inputs.down_RI
-        return expert_parts_and_shared(*own, gate_up, down, inputs.activation)
+        return expert_parts_and_shared(*own, shared_x_NH, gate_up, down, inputs.activation)
 
 
 class EveryExpert(ExpertsInTurn):

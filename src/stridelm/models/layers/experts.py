@@ -77,7 +77,7 @@ class Mixture(ModelPart):
         chosen_NK, weights_NW = self.router(x, ops)
         if self.shared is None:
             return Parts(self.experts(x, chosen_NK, ops), weights_NW)
-        parts_NKH, shared_NH = self.experts.with_shared(x, chosen_NK, self.shared, ops)
+        parts_NKH, shared_NH = self.experts.with_shared(x, chosen_NK, self.shared, x, ops)
         return Parts(parts_NKH, weights_NW, shared_NH)
 
     def slots(self, theirs: str = "") -> Slots:
@@ -122,15 +122,15 @@ class Experts(Storable):
         return self.products(ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation), ops)
 
     def with_shared(
-        self, x: torch.Tensor, chosen_NK: torch.Tensor, shared: GatedMLP, ops: Ops
+        self, x: torch.Tensor, chosen_NK: torch.Tensor, shared: GatedMLP, shared_x: torch.Tensor, ops: Ops
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and this rank's summand of the MLP that all rows share, [N, width]: in the same launches, if both
-        have kernels that add alike."""
+        """The same, and this rank's summand of what an MLP of the same activation makes of `shared_x`, [N, width]: in
+        the same launches, if both have kernels that add alike."""
         products, ours = self.products, (shared.gate_up, shared.down)
         if isinstance(products, GroupedExperts) and products.takes_shared(len(x)) and all(map(_adds_in_order, ours)):
             inputs = ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation)
-            return products.with_shared(inputs, shared.gate_up.weight, shared.down.weight)
-        return self(x, chosen_NK, ops), shared.share(x, ops)
+            return products.with_shared(inputs, shared_x, shared.gate_up.weight, shared.down.weight)
+        return self(x, chosen_NK, ops), shared.share(shared_x, ops)
 
     def choose_products(self, *, deterministic: bool) -> None:
         """Choose the products for serving, by device, dtype and whether equal bits are promised. They may keep the

@@ -24,10 +24,12 @@ class ParallelMLPsSpec:
     reads_stream: ClassVar[bool] = True
     mlp: GatedMLPSpec
     mixture: MixtureSpec
-    """Its router normalises and scales. No expert is shared, and there is no correction bias."""
+    """Its router normalises and scales. No expert is shared, there is no correction bias, and the activation is the
+    MLP's."""
 
     def __post_init__(self) -> None:
         assert self.mixture.shared is None and not self.mixture.correction_bias
+        assert self.mixture.activation == self.mlp.activation
 
     @property
     def intermediate_size(self) -> int:
@@ -66,10 +68,11 @@ class ParallelMLPs(ModelPart):
 
     def forward(self, x: torch.Tensor, ops: Ops, stream_NH: torch.Tensor) -> torch.Tensor:
         """x: the MLP's input. stream: what router and experts read, after norms of their own."""
-        dense_NH = ops.norm(self.mlp(x, ops), self.after_mlp, self.eps)
         chosen_NK, weights_NK = self.router(stream_NH, ops)
-        parts_NKH = self.experts(ops.norm(stream_NH, self.before_experts, self.eps), chosen_NK, ops)
+        normed_NH = ops.norm(stream_NH, self.before_experts, self.eps)
+        parts_NKH, dense_NH = self.experts.with_shared(normed_NH, chosen_NK, self.mlp, x, ops)
         mixed_NH = self.shard.sum(ops.combine(parts_NKH, weights_NK))
+        dense_NH = ops.norm(self.shard.sum(dense_NH), self.after_mlp, self.eps)
         return ops.add_normed(dense_NH, mixed_NH, self.after_experts, self.eps)[0]
 
     def slots(self, theirs: str = "") -> Slots:
