@@ -76,7 +76,7 @@ def measure(streams: int, steps: int, chosen: bool) -> dict[str, float]:
     limits = Limits(max_num_seqs=streams, max_num_batched_tokens=8192, itl_target_ms=0)
     timed = Timed() if chosen else None
     if timed and streams > 32:
-        timed.stairs = RowStairs(lambda requests, depth: STAIRS)
+        timed.rates.stairs = RowStairs(lambda requests, depth: STAIRS)
     card = Card(
         limits, Drafting("mtp", tuple(range(DEPTH + 1)), adaptive=chosen), timed or Configured(StepCost()), seconds
     )

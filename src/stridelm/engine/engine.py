@@ -210,7 +210,7 @@ class Engine:
         self.capture = Capture(self.device, self.sampling, pool, segments, typical, self.budget, self.stats, shallow)
         self.steps.device = self.capture
         if self.adaptive is not None and shallow:
-            self.adaptive.stairs = RowStairs(self.capture.row_stairs)
+            self.adaptive.rates.stairs = RowStairs(self.capture.row_stairs)
 
     def time_steps(self, timed: bool) -> None:
         """Start or stop recording in `stats.part_ms` how long the device takes for each part of a step. For benchmarks:

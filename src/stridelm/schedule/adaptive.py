@@ -1,35 +1,26 @@
-"""Depths that make the most tokens per second: from learnt chances of acceptance and measured times of steps.
+"""Depths that are chosen while an engine runs: when a choice is made, for whom it stands, and what steps teach.
 
-A step of R requests that verifies n draft rows, drafted to depth D, emits R + (the chances of those rows) tokens and
-takes what the cost table says (schedule/step_cost.py) of R, n, D and the tokens that attention reads. Rows are chosen
-in order of their chances, over all requests, so a choice is a depth D and a least chance: a request drafts as many
-levels as reach it. Of all choices the one with the highest rate is taken, and depth 0 is a choice like any other. How
-deep each request drafts is settled when a choice is made, and stands until the next one, so that rows stay those that
-were chosen: where steps are padded to captured sizes, a row more than fits into one costs as much as all of the next.
-If requests have come whose levels no longer fit, those that are least likely to be accepted are left out.
+Which choice makes the most tokens per second is for schedule/rates.py to say. How deep each request drafts is settled
+when a choice is made, and stands until the next one, so that rows stay those that were chosen: where steps are padded
+to captured sizes, a row more than fits into one costs as much as all of the next.
 
-A step that goes on with a prompt is run for the prompt's sake, and time that drafts take in it is taken from the
-prompts that wait. So what drafts gain there has to be worth their own seconds, and nothing of the step's other time is
-laid to them. A second is worth the tokens that the best choice will make in it once all decode whose prompts are read
-or wait: a token now spares one of these. With nobody to come this is the highest rate again. The choice is made as such
-a step is planned, since prompts come and go, and by what is known of chances, not hoped: what is tried there is paid
-for by those who wait. It stands as long as others do, or until other prompts are read.
+For steps that go on with prompts a choice is made as one is planned, since prompts come and go, and by what is known of
+chances, not hoped: what is tried there is paid for by those who wait. It stands as long as others do, or until other
+prompts are read.
 
 A step that lands is looked at together with the few after it, unless a probe waits for what it tells: between two
 steps the caches are cold, so that one look takes five times as long as those after it.
 
 What is not chosen is not learnt about, so now and then a step probes a depth beside it (schedule/probes.py).
 
-Tokens may count for more in one request than in another (schedule/urgency.py): then chances and tokens are weighted.
-
-Legend: P places in the table of requests (schedule/known.py), R requests, D levels, S steps, T least chances.
+Legend: P places in the table of requests (schedule/known.py), R requests, D levels, S steps.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
@@ -39,11 +30,12 @@ from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
-from stridelm.schedule.depth_loops import choices, deepest_of, own_depths, pad, sums, trim, worth
+from stridelm.schedule.depth_loops import deepest_of, own_depths, sums
 from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
 from stridelm.schedule.landings import Landed, Landings
 from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load, Loads, are_about_as_many
+from stridelm.schedule.rates import Rates
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import decoded_rows, first_row, has_prompt
 from stridelm.schedule.step_cost import StepCost, stair
@@ -51,15 +43,6 @@ from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span
 
-LEAST = np.array([1e-9, 0.02, 0.04, 0.07, 0.1, 0.14, 0.19, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-"""Least chances that are considered."""
-SURE = 2.0
-"""Standard deviations: a depth that is slower by more than these is known to be."""
-SLIGHT = 0.01
-"""By what share a depth may be slower than another and count as just as good."""
-CLEARLY = 0.02
-"""By what share drafting has to be faster for it to begin: the drafter first goes over all that it did not follow, and
-what steps take is not known better than this."""
 PAUSE = 16
 """Steps between two choices, and most that are looked at together."""
 PLAINLY, BESIDE = 4, 2
@@ -107,11 +90,10 @@ class Adaptive:
     def __init__(self, cost: StepCost | None = None) -> None:
         """cost: shared with others that ask what steps take; by default the policy's own."""
         self.cost = cost or StepCost()
-        self.stairs: RowStairs | None = None
-        """None: steps are not padded."""
         self._parted: set[int] = set()
         """Numbers of requests, as stairs, of which only a part was once tried to draft."""
         self.acceptance = Acceptance()
+        self.rates = Rates(self.cost, self.acceptance)
         self.keep_costs()
 
     def clear(self) -> None:
@@ -161,7 +143,7 @@ class Adaptive:
         self._reads = bool(others.joining) and self.cost.knows_decodes
         if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)
-            best = self._best_beside(readers, sum(map(first_row, requests)), others.joining)
+            best = self.rates.best_beside(readers, sum(map(first_row, requests)), others.joining)
             self._beside = _Beside(best, others.joining)
         decided = self._decided
         if decided.repeats > 0 and not (self._reads or others.asked) and decided.requests == requests:
@@ -211,24 +193,9 @@ class Adaptive:
             depths_R[new] = self._allowed(self.acceptance.read(requests), chosen)[new]
             self._new.update(zip(places_R[new].tolist(), depths_R[new].tolist()))
         depths: list[int] = depths_R.tolist()
-        if deepest and probe is None and self.stairs is not None and not others.asked:
-            depths = self._trimmed(requests, depths, chosen.rows, self.stairs)
+        if deepest and probe is None and not others.asked:
+            depths = self.rates.trimmed(requests, depths, chosen.rows)
         return _Decided(list(requests), depths, probe, repeats)
-
-    def _trimmed(self, requests: Sequence[Request], depths: list[int], most: int, stairs: RowStairs) -> list[int]:
-        """These depths, without the least likely levels that do not fit into the rows that were chosen."""
-        rows = decoded_rows(requests, depths)
-        if rows <= most:
-            return depths
-        deepest = max(depths)
-        room = stairs.down(len(requests), most, deepest)
-        if room is None or rows > stairs.of(len(requests), deepest)[-1]:
-            return depths
-        readers, depths_R = self.acceptance.read(requests), np.array(depths)
-        about = readers.known.requests_P, readers.known.rows_PD, readers.places_R, readers.weights_R
-        trim(*about, self.acceptance.chances(readers, deepest), depths_R, rows - room)
-        trimmed: list[int] = depths_R.tolist()
-        return trimmed
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         if self._by_found:
@@ -297,7 +264,7 @@ class Adaptive:
             return None
         self.figures.count(often_D.tolist(), sum(drafted_S), most * len(depths_S))
         if seconds_S and self._standing < PAUSE <= self._standing + len(depths_S) and self.cost.knows_decodes:
-            expected = self.cost.one(self._padded(shapes_S[0])), self._tokens(readers, depths_SR[0])
+            expected = self.cost.one(self.rates.padded(shapes_S[0])), self.rates.tokens(readers, depths_SR[0])
             self.figures.compare((expected[0], seconds_S[0]), (expected[1], count + sum(accepted_S[0])))
         self._standing += len(depths_S)
         if any(drafted_S):
@@ -310,7 +277,7 @@ class Adaptive:
             tried = tried_S[place]
             probed = tried if tried == load.awaited else None
             first = probed is not None and self.cost.untried(count, deepest) is not None
-            self.cost.note(self._padded(shapes_S[place]), seconds, tried)
+            self.cost.note(self.rates.padded(shapes_S[place]), seconds, tried)
             load.unprobed += 1
             if probed is not None:
                 load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
@@ -337,7 +304,7 @@ class Adaptive:
         chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
         depths, context = decided.depths, sum(map(first_row, requests))
         step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
-        step = step if prompt else self._padded(step)
+        step = step if prompt else self.rates.padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
@@ -379,79 +346,15 @@ class Adaptive:
         what each of the two takes."""
         return count >= MANY and stair(count) not in self._parted and self.cost.untried(count, deepest) is None
 
-    def _tokens(self, readers: Readers, depths_R: np.ndarray) -> float:
-        """Expected of a step with drafts of these depths."""
-        if not depths_R.any():
-            return float(len(depths_R))
-        chances_RD = self.acceptance.chances(readers, int(depths_R.max()))
-        drafted_RD = np.arange(chances_RD.shape[1]) < depths_R[:, None]
-        return len(depths_R) + float(chances_RD[drafted_RD].sum())
-
     def _choose(self, load: Load, readers: Readers, context: int) -> None:
         """Choose anew what is done with about as many requests."""
         if not self.cost.knows_decodes:
             return
         before = self._standing_for(len(readers.places_R)).depth
-        self._latest = load.chosen = self._best(readers, context, drafts=bool(before))
+        self._latest, self.figures.gain = self.rates.best(readers, context, drafts=bool(before))
+        load.chosen = self._latest
         if load.judge(before, self.cost.switching, self.cost.catching_up):
             self._loads.spread(load)
-
-    def _best(self, readers: Readers, context: int, *, drafts: bool) -> Chosen:
-        """The choice with the highest rate. drafts: whether steps have drafted so far."""
-        count = len(readers.places_R)
-        least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
-        rate_TD = tokens_TD / self._seconds(count, rows_TD, depths_TD, context)
-        plain_T = rate_TD[:, 0] * (1.0 if drafts else 1.0 + CLEARLY)
-        place, depth = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
-        self.figures.gain = float(rate_TD[place, depth] / rate_TD[0, 0])
-        lost_D = 1.0 - rate_TD[0] / rate_TD[place, depth]
-        unsure_D = SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0]) > np.maximum(lost_D, SLIGHT)
-        lost_D[~unsure_D] = np.inf
-        return Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), lost_D)
-
-    def _best_beside(self, readers: Readers, context: int, joining: int) -> Chosen:
-        """The choice with the most tokens beyond those that its seconds are worth, if so many others are to join these
-        requests. They are taken to be like these."""
-        count = len(readers.places_R)
-        least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers, hoped=False)
-        times = 1 + joining / count
-        seconds_TD = self._seconds(count + joining, times * rows_TD, depths_TD, int(times * context))
-        worth_of_second = float((times * tokens_TD / seconds_TD).max())
-        # A step with prompts is not padded.
-        gained_TD = tokens_TD - worth_of_second * self.cost.seconds(count, rows_TD, depths_TD, context)
-        place, depth = divmod(int(gained_TD.argmax()), gained_TD.shape[1])
-        return Chosen(count, depth, float(least_T[place]))
-
-    def _choices(self, readers: Readers, *, hoped: bool = True) -> tuple[np.ndarray, ...]:
-        """[T] least chances to consider, and with each, to each depth, [T, D + 1] a step's rows, weighted tokens and
-        depth. hoped: as in `Acceptance.chances`."""
-        known = readers.known
-        deepest = deepest_of(known.requests_P, readers.places_R)
-        chances_RD = self.acceptance.chances(readers, deepest, hoped=hoped)
-        about = known.requests_P, known.rows_PD, readers.places_R, readers.weights_R
-        least_T = self._thresholds(worth(*about, chances_RD), len(readers.places_R), deepest)
-        return least_T, *choices(*about, chances_RD, least_T)
-
-    def _seconds(self, requests: int, rows_TD: np.ndarray, depths_TD: np.ndarray, context: int) -> np.ndarray:
-        """Of steps that only decode, whose rows may be padded. Changes rows_TD to what they are padded to."""
-        if self.stairs is not None:
-            pad(rows_TD, depths_TD, self.stairs.table(requests, rows_TD.shape[1] - 1))
-        return self.cost.seconds(requests, rows_TD, depths_TD, context)
-
-    def _thresholds(self, chances: np.ndarray, count: int, deepest: int) -> np.ndarray:
-        """[T] least chances to consider, ascending: of the rows up to a stair all cost the same, so those that fill one
-        too. chances: weighted, of all levels that may be drafted, in any order."""
-        if self.stairs is None:
-            return LEAST
-        ordered = np.sort(chances)
-        filled = self.stairs.fillings(count, deepest)
-        return np.sort(np.concatenate((LEAST, ordered[len(ordered) - filled[filled < len(ordered)]])))
-
-    def _padded(self, step: StepShape) -> StepShape:
-        """The step, which only decodes, with the rows that it is padded to."""
-        if self.stairs is None or not step.depth:
-            return step
-        return replace(step, rows=self.stairs.up(step.requests, step.rows, step.depth))
 
 
 def _of(each: Sequence[int], places: Sequence[int]) -> Sequence[int]:
@@ -468,7 +371,7 @@ def load_loops() -> None:
     """Run all compiled loops once, so that no request waits for them: reading them takes a quarter of a second, and
     compiling them some seconds, once per machine."""
     policy = Adaptive()
-    policy.stairs = stairs = RowStairs(lambda requests, depth: (3, 4))
+    policy.rates.stairs = RowStairs(lambda requests, depth: (3, 4))
     requests = [Request("", [0], SamplingParams(), Speculation(), (0, 1), adaptive=True) for _ in range(2)]
     for _ in range(PAUSE + 2):
         depths = policy.depths(requests)
@@ -476,4 +379,4 @@ def load_loops() -> None:
         policy.landed(spans, depths, 1e-3)
     policy.landed([Span(requests[0], 0, 9, decides=False)], [0], 1e-3)
     policy.explain(requests, prompt=1)
-    policy._trimmed(requests, [1, 1], 3, stairs)
+    policy.rates.trimmed(requests, [1, 1], 3)

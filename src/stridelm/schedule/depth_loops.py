@@ -1,4 +1,5 @@
-"""The loops over a step's requests when depths are chosen (adaptive.py), compiled since they run between steps.
+"""The loops over a step's requests by which depths are chosen (adaptive.py, rates.py), compiled since they run
+between steps.
 
 Legend: P places in the table of requests (schedule/known.py), R requests, D levels, S stairs or steps, T least chances.
 """

@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 from numba.core.dispatcher import Dispatcher
 from stridelm import LLM, SamplingParams
-from stridelm.schedule import adaptive
+from stridelm.schedule import adaptive, rates
 
 def loaded():
     modules = [module for name, module in sys.modules.items() if name.startswith("stridelm.schedule.")]
@@ -21,8 +21,9 @@ def loaded():
 llm = LLM(sys.argv[1], skip_tokenizer_init=True, drafter="model", drafter_model=sys.argv[2], depth=2)
 engine = llm.engine
 before = loaded()
-loops = {name: loop for name, loop in vars(adaptive).items() if isinstance(loop, Dispatcher)}
-assert len(loops) > 5 and all(loop.overloads for loop in loops.values()), loops
+used = {**vars(adaptive), **vars(rates)}
+loops = {name: loop for name, loop in used.items() if isinstance(loop, Dispatcher)}
+assert len(loops) > 7 and all(loop.overloads for loop in loops.values()), loops
 assert engine.adaptive is None and before > 10, before
 asked = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
 for drafter in ({"drafter": "model"}, {"drafter": "ngram", "prompt_lookup_min": 1}):

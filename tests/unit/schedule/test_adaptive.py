@@ -202,7 +202,7 @@ def test_what_was_not_done_for_long_keeps_its_cost(chance: float) -> None:
     """Measured at the start, on other numbers of requests and short contexts, and then not for as long as others are
     better, while contexts grow to many times of that."""
     policy = Adaptive()
-    policy.stairs = RowStairs(lambda requests, depth: (320, 384, 512, 640, 768, 1024, 1280))
+    policy.rates.stairs = RowStairs(lambda requests, depth: (320, 384, 512, 640, 768, 1024, 1280))
     for streams in (1, 4, 16, 64, 256):
         for depth in (3, 2, 1, 0) * 4:
             few = Simulation(policy, [0.0] * streams, card)
@@ -228,7 +228,7 @@ def test_rows_fill_a_stair(filling: int) -> None:
         return 4e-3 + 0.25e-3 * next(stair for stair in stairs if stair >= rows) + 1e-5 * depth
 
     policy = Adaptive()
-    policy.stairs = RowStairs(lambda requests, depth: stairs)
+    policy.rates.stairs = RowStairs(lambda requests, depth: stairs)
     run = Simulation(policy, [0.9 - 0.1 * i for i in range(8)], padded).run(600)
     rows = [8 + sum(depths) for depths in run.depths[-200:]]
     assert 0.8 * filling < statistics.median(rows) <= filling
@@ -312,7 +312,7 @@ def test_levels_are_told_apart_from_rows(life: float) -> None:
         return 6e-3 + 25e-6 * requests + 21e-6 * max(0, padded - 64) + (0.3e-3 + 0.45e-3 * depth if depth else 0)
 
     policy = Adaptive()
-    policy.stairs = RowStairs(lambda requests, depth: stairs if requests == 256 else ())
+    policy.rates.stairs = RowStairs(lambda requests, depth: stairs if requests == 256 else ())
     for streams in (1, 4, 16, 64, 256):
         Simulation(policy, [0.0] * streams, rows_are_dear).run(24)  # as the warm-up of an engine does
     policy.keep_costs()
@@ -389,13 +389,13 @@ def test_a_choice_beside_prompts_stands_too() -> None:
     """For some steps, as long as as many are to join."""
     policy = Adaptive()
     run = Simulation(policy, [0.6] * 8, dense).run(100)
-    made, best = [], policy._best_beside
+    made, best = [], policy.rates.best_beside
 
     def counted(*arguments: Any) -> Chosen:
         made.append(arguments[2])
         return best(*arguments)
 
-    policy._best_beside = counted  # type: ignore[assignment,method-assign]
+    policy.rates.best_beside = counted  # type: ignore[assignment,method-assign]
     for joining in (3, 3, 3, 2, 2, 3):
         depths = policy.depths(run.requests, Others(reads=True, joining=joining))
         policy.landed([Span(each, 50, 1, depth, depth) for each, depth in zip(run.requests, depths)], [0] * 8, 1e-3)
@@ -410,12 +410,12 @@ def test_drafting_begins_for_a_clear_gain() -> None:
     """It costs a pass over all that the drafter did not follow. What goes on does so for any gain."""
     policy = Adaptive()
     readers = policy.acceptance.read(Simulation(policy, [0.5] * 8, small).run(100).requests)
-    _, _, tokens_TD, _ = policy._choices(readers)
+    _, _, tokens_TD, _ = policy.rates._choices(readers)
 
     def best(gain: float, *, drafts: bool) -> int:
         rate_D = np.array([1.0, gain, 0.9, 0.9, 0.9])
-        policy._seconds = lambda *arguments: tokens_TD / rate_D  # type: ignore[method-assign]
-        return policy._best(readers, 0, drafts=drafts).depth
+        policy.rates._seconds = lambda *arguments: tokens_TD / rate_D  # type: ignore[method-assign]
+        return policy.rates.best(readers, 0, drafts=drafts)[0].depth
 
     assert [best(gain, drafts=False) for gain in (0.99, 1.01, 1.03)] == [0, 0, 1]
     assert [best(gain, drafts=True) for gain in (0.99, 1.01, 1.03)] == [0, 1, 1]
