@@ -95,7 +95,7 @@ class MaskDrafter(Drafter):
     def observe(self, group: Group, batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         depth = group.spans[0].depth
         if depth == 0 or _is_trusted(group.spans[0].request.speculation):
-            self._ready[group.slots] = torch.zeros_like(group.slots)
+            self._ready.index_fill_(0, group.slots, 0)
             return
         node = verdict.leaf[group.indices] + 1
         first = depth + node * depth
@@ -113,7 +113,7 @@ class MaskDrafter(Drafter):
             logits.decisions.index_select(0, rows), Rows(group.slots.repeat_interleave(depth), positions), slots
         )
         self._proposals[group.slots, :depth] = guesses.view(-1, depth)
-        self._ready[group.slots] = torch.full_like(group.slots, depth)
+        self._ready.index_fill_(0, group.slots, depth)
 
 
 def _is_trusted(speculation: Speculation) -> bool:
