@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile, store_tile, tile_height
+from stridelm.kernels.products import Tile, described, store_tile, tile_height
 
 MAX_UNSORTED_ROWS = 4
 """Rows up to which pairs are not sorted: few of them share an expert, and a second reader may find it in the cache."""
@@ -265,7 +264,7 @@ def multiply(
     tile = choose_tile(order, outputs, activation is not None, x.device)
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
         x,
-        TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [tile.outputs, tile.inputs]),
+        described(weight, tile.outputs, tile.inputs),
         order.pairs,
         order.experts,
         y,

@@ -37,7 +37,7 @@ from stridelm.kernels.fp8_sums import (
 )
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
-from stridelm.kernels.products import Tile, can_tile, finished_tile, store_tile, tile_height
+from stridelm.kernels.products import Tile, can_tile, described, finished_tile, store_tile, tile_height
 from stridelm.kernels.quantise import destination, empty_rows, quantise, scale_of
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
@@ -212,7 +212,7 @@ def _launch(
     _product_kernel[tiles, row_tiles, parts](
         x.q_NI if several else TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
         x.scales_SN,
-        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, tile.inputs]),
+        described(weight_OI, tile.outputs, tile.inputs),
         scale,
         bias_O,
         y,

@@ -13,13 +13,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
-from stridelm.kernels.products import Tile, store_tile
+from stridelm.kernels.products import Tile, described, store_tile
 from stridelm.kernels.quantise import quantise
 
 
@@ -132,7 +131,7 @@ def multiply(
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
         quantised.q_NI,
         quantised.scales_SN,
-        TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [tile.outputs, BLOCK]),
+        described(weight, tile.outputs, BLOCK),
         scale,
         order.pairs,
         order.experts,

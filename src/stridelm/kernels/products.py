@@ -146,6 +146,11 @@ def can_tile(weight_OI: torch.Tensor) -> bool:
     return weight_OI.stride(1) == 1 and aligned
 
 
+def described(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix that the copy engine supports, for kernels that load blocks of so many rows and columns."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
+
+
 def product(
     x_NI: torch.Tensor,
     weight_OI: torch.Tensor,
@@ -167,7 +172,7 @@ def product(
     x_NI = x_NI.contiguous()
     _product_kernel[grid](
         TensorDescriptor(x_NI, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
-        TensorDescriptor(weight_OI, list(weight_OI.shape), list(weight_OI.stride()), [tile.outputs, tile.inputs]),
+        described(weight_OI, tile.outputs, tile.inputs),
         bias_O,
         up_NO,
         y,

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.products import tile_height
+from stridelm.kernels.products import described, tile_height
 
 PART_INPUTS = 256
 """The fewest inputs of a part, whose number is a multiple of this; this is a multiple of every block's."""
@@ -68,7 +68,7 @@ def scores(x_NI: torch.Tensor, weight_LI: torch.Tensor, bias: None) -> torch.Ten
     x_NI = x_NI.contiguous()
     _scores_kernel[triton.cdiv(logits, LOGITS), triton.cdiv(rows, height), parts](
         TensorDescriptor(x_NI, [rows, inputs], [inputs, 1], [height, block]),
-        TensorDescriptor(weight_LI, list(weight_LI.shape), list(weight_LI.stride()), [LOGITS, block]),
+        described(weight_LI, LOGITS, block),
         logits_NPL,
         rows,
         inputs,

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.experts import Sorted, choose_tile, sort_pairs, write_pairs
-from stridelm.kernels.products import FEW_ROWS, write_product
+from stridelm.kernels.products import FEW_ROWS, described, write_product
 
 MAX_ROWS = FEW_ROWS
 """Beyond it the library is faster for the shared MLP."""
@@ -103,22 +103,23 @@ def expert_parts_and_shared(
 
 def _multiply(experts: _Product, shared: _Product, order: Sorted, each: int, activation: str | None) -> None:
     """Write both products; gated ones if there is an activation."""
-    (rows, shared_outputs), outputs, device = shared.y.shape, experts.y.shape[1], shared.y.device
+    (rows, inputs), shared_outputs = shared.x.shape, shared.y.shape[1]
+    outputs, device = experts.y.shape[1], shared.y.device
     tile = choose_tile(order, outputs, activation is not None, device, beside=triton.cdiv(shared_outputs, 64))
     shared_tiles = triton.cdiv(shared_outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
     _product_kernel[(shared_tiles + triton.cdiv(outputs, tile.outputs) * order.tiles,)](
         experts.x,
-        _described(experts.weight, tile.outputs, tile.inputs),
+        described(experts.weight, tile.outputs, tile.inputs),
         order.pairs,
         order.experts,
         experts.y,
-        _described(shared.x, tile.rows, tile.inputs),
-        _described(shared.weight, tile.outputs, tile.inputs),
+        TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
+        described(shared.weight, tile.outputs, tile.inputs),
         shared.y,
         rows,
         experts.x.shape[1],
         outputs,
-        shared.x.shape[1],
+        inputs,
         shared_outputs,
         each,
         tile.outputs,
@@ -130,7 +131,3 @@ def _multiply(experts: _Product, shared: _Product, order: Sorted, each: int, act
         num_stages=tile.stages,
         **dependent(device),
     )
-
-
-def _described(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
