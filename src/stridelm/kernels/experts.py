@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -239,11 +240,11 @@ def parts_by(
     multiply: Callable[..., None],
     x_NH: torch.Tensor,
     chosen_NK: torch.Tensor,
-    gate_up: tuple[torch.Tensor, ...],
-    down: tuple[torch.Tensor, ...],
+    gate_up: tuple[Any, ...],
+    down: tuple[Any, ...],
     activation: str,
 ) -> torch.Tensor:
-    """`expert_parts` by two calls of `multiply`, which takes a weight's tensors after the rows: first the matrix."""
+    """`expert_parts` by two calls of `multiply`, which takes these after the rows: first the matrix of all experts."""
     (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down[0].shape[1])
     parts_NKH = x_NH.new_empty(rows, each, width)
     if not rows:

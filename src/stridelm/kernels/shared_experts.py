@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, choose_tile, sort_pairs, write_pairs
+from stridelm.kernels.experts import Sorted, choose_tile, parts_by, write_pairs
 from stridelm.kernels.products import FEW_ROWS, described, write_product
 
 MAX_ROWS = FEW_ROWS
@@ -65,7 +65,7 @@ def _product_kernel(
 
 
 class _Product(NamedTuple):
-    """Of one product: its rows, its weight and where its results go."""
+    """The shared MLP's: its rows, its weight and where its results go."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -87,37 +87,38 @@ def expert_parts_and_shared(
     shared_x: what that reads of each row. shared_gate_up: [2 S, H]. Needs 1 to MAX_ROWS rows, and `can_multiply` of all
     four weights; rows of their dtype.
     """
-    (rows, each), width = chosen_NK.shape, x_NH.shape[1]
-    x_NH, shared_x_NH = x_NH.contiguous(), shared_x_NH.contiguous()
-    order = sort_pairs(chosen_NK.contiguous(), down_RI.shape[0] // width)
-    inner_TI = x_NH.new_empty(order.places, down_RI.shape[1])
-    shared_NS = x_NH.new_empty(rows, shared_down_HS.shape[1])
-    parts_NKH, shared_NH = x_NH.new_empty(rows, each, width), x_NH.new_empty(rows, width)
-    _multiply(
-        _Product(x_NH, gate_up_QH, inner_TI), _Product(shared_x_NH, shared_gate_up, shared_NS), order, each, activation
-    )
-    pairs_PH = parts_NKH.view(-1, width)
-    _multiply(_Product(inner_TI, down_RI, pairs_PH), _Product(shared_NS, shared_down_HS, shared_NH), order, each, None)
-    return parts_NKH, shared_NH
+    rows, width = x_NH.shape
+    shared_NS, shared_NH = x_NH.new_empty(rows, shared_down_HS.shape[1]), x_NH.new_empty(rows, width)
+    gate_up = gate_up_QH, _Product(shared_x_NH.contiguous(), shared_gate_up, shared_NS)
+    down = down_RI, _Product(shared_NS, shared_down_HS, shared_NH)
+    return parts_by(_multiply, x_NH.contiguous(), chosen_NK, gate_up, down, activation), shared_NH
 
 
-def _multiply(experts: _Product, shared: _Product, order: Sorted, each: int, activation: str | None) -> None:
-    """Write both products; gated ones if there is an activation."""
+def _multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    shared: _Product,
+    order: Sorted,
+    each: int,
+    y: torch.Tensor,
+    activation: str | None,
+) -> None:
+    """What `experts.multiply` writes, and the shared product, gated if there is an activation."""
     (rows, inputs), shared_outputs = shared.x.shape, shared.y.shape[1]
-    outputs, device = experts.y.shape[1], shared.y.device
+    outputs, device = y.shape[1], y.device
     tile = choose_tile(order, outputs, activation is not None, device, beside=triton.cdiv(shared_outputs, 64))
     shared_tiles = triton.cdiv(shared_outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
     _product_kernel[(shared_tiles + triton.cdiv(outputs, tile.outputs) * order.tiles,)](
-        experts.x,
-        described(experts.weight, tile.outputs, tile.inputs),
+        x,
+        described(weight, tile.outputs, tile.inputs),
         order.pairs,
         order.experts,
-        experts.y,
+        y,
         TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
         described(shared.weight, tile.outputs, tile.inputs),
         shared.y,
         rows,
-        experts.x.shape[1],
+        x.shape[1],
         outputs,
         inputs,
         shared_outputs,
