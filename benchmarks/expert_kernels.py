@@ -24,13 +24,15 @@ SHARED_SIZES = {"V2-Lite": (64, 6, 2048, 1408, 2816), "GLM-4.5-Air": (128, 8, 40
 STAGES = ("router", "sort", "gate and up", "down", "sum")
 
 
+def draw(outputs: int, inputs: int) -> torch.Tensor:
+    """A weight."""
+    return torch.empty(outputs, inputs, dtype=torch.bfloat16, device="cuda").normal_(0.0, inputs**-0.5)
+
+
 class ExpertLayer:
     """A mixture's weights, and the launches of a step over them."""
 
     def __init__(self) -> None:
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[1] ** -0.5)
-
         self.gate_up, self.down = draw(EXPERTS * 2 * INNER, WIDTH), draw(EXPERTS * WIDTH, INNER)
         self.router = draw(EXPERTS, WIDTH)
 
@@ -133,9 +135,6 @@ def _beside_shared(name: str, settings: Settings) -> Iterator[dict[str, Any]]:
     from stridelm.kernels.shared_experts import MAX_ROWS, expert_parts_and_shared
 
     number, each, width, inner, shared = SHARED_SIZES[name]
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0.0, shape[1] ** -0.5)
 
     experts = draw(number * 2 * inner, width), draw(number * width, inner)
     weights = [(draw(2 * shared, width), draw(width, shared)) for _ in range(EXPERT_CALLS)]

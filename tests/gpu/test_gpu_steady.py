@@ -49,9 +49,18 @@ MORE_KINDS: dict[str, list[dict[str, Any]]] = {
 
 
 @contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Within this context, a wait for the device raises, except for the event after a step's verdict."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
 def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within this context, a wait for the device raises, except for the event after a step's verdict; so does compiling
-    a kernel or capturing a graph."""
+    """The same, and compiling a kernel or capturing a graph raises, too."""
 
     def compiled(**kernel: Any) -> None:
         raise AssertionError(f"compiled {kernel.get('repr')}")
@@ -59,11 +68,8 @@ def nothing_new(engine: Engine, patch: pytest.MonkeyPatch) -> Iterator[None]:
     assert engine.capture is not None
     graphs = engine.capture.pool.graphs
     patch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert engine.capture.pool.graphs == graphs
 
 
@@ -98,14 +104,11 @@ def test_nothing_else_is_waited_for(checkpoint: Callable[..., Path], kinds: str,
     engine = stand.llm(deterministic=False, strict=False, page_size=8, max_num_batched_tokens=48).engine
     asked = MORE_KINDS[kinds]
     for number in range(3):  # kernels are compiled in the first, and prefixes are found in the others
-        torch.cuda.set_sync_debug_mode("error" if number == 2 else "default")
-        try:
+        with nothing_waits() if number == 2 else nullcontext():
             for i, prompt in enumerate(prompts(stand, max(5, len(asked)))):
                 own = {**MORE_PARAMS[params], "seed": i, "max_tokens": 20 + 3 * i, "ignore_eos": params != "ends"}
                 request = SamplingParams(**own, speculation=asked[i % len(asked)])
                 engine.add(f"{number}-{i}", (prompt * 8)[: 40 + 7 * i], request)
             while engine.busy:
                 engine.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     engine.check()

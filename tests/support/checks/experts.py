@@ -169,6 +169,11 @@ def check_combine_norm(ops: Ops, of: Parts, delta: torch.Tensor) -> None:
         assert torch.equal(got[0], total[some]) and torch.equal(got[1], normed[some])
 
 
+def matrix(seed: int, outputs: int, inputs: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Random weights."""
+    return (noise(seed, outputs, inputs, dtype=torch.float32, device="cpu") * inputs**-0.5).to(dtype).to(device)
+
+
 class Case:
     """Random rows, matrices and choices. skewed: half of the rows choose among an eighth of the experts."""
 
@@ -184,11 +189,9 @@ class Case:
         *,
         skewed: bool = False,
     ) -> None:
-        def draw(seed: int, *shape: int) -> torch.Tensor:
-            return (noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5).to(dtype).to(device)
-
         self.x = noise(1, rows, width, dtype=dtype, device=device)
-        self.gate_up, self.down = draw(2, experts * 2 * inner, width), draw(3, experts * width, inner)
+        self.gate_up = matrix(2, experts * 2 * inner, width, dtype, device)
+        self.down = matrix(3, experts * width, inner, dtype, device)
         scores = noise(4, rows, experts, dtype=torch.float32, device="cpu")
         if skewed:
             scores[: rows // 2, : max(each, experts // 8)] += 100
@@ -220,10 +223,7 @@ def check_with_shared(case: Case, inner: int, activation: str = "silu") -> None:
     """In the same launches the experts and a shared MLP of that inner width give the bits that they give apart, whether
     that reads the same rows or others."""
     width, dtype, device = case.x.shape[1], case.x.dtype, str(case.x.device)
-    gate_up, down = (
-        (noise(seed, *shape, dtype=torch.float32, device="cpu") * shape[1] ** -0.5).to(dtype).to(device)
-        for seed, shape in ((5, (2 * inner, width)), (6, (width, inner)))
-    )
+    gate_up, down = matrix(5, 2 * inner, width, dtype, device), matrix(6, width, inner, dtype, device)
     inputs, products = ExpertsInput(case.x, case.chosen, case.gate_up, case.down, activation), GroupedExperts()
     assert products.takes_shared(len(case.x))
     in_order = InOrderProduct(deterministic=True)
