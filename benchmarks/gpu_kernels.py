@@ -36,6 +36,9 @@ latent, attention over rows of 512 + 64 numbers (DeepSeek's; 16, 64 and 128 quer
 
 attention_eight_bits, latent_eight_bits, the decode steps of both over KV in e4m3, which has half the bytes.
 
+latent_few, a layer of few rows with 16 heads, from its projections to its values, in microseconds: in launches of their
+own, and in shared ones.
+
 latent_shapes, the same decode steps with other block sizes and numbers of programs, as in `shapes`.
 
 expert_tiles, the products of `experts` with other tiles (outputs, pairs, inputs, warps, stages), sorted and unsorted:
@@ -77,7 +80,7 @@ from expert_kernels import expert_tiles, experts, shared_experts
 from fp8_kernels import fp8, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
-from latent_kernels import latent, latent_eight_bits, latent_shapes
+from latent_kernels import latent, latent_eight_bits, latent_few, latent_shapes
 from rich.console import Console
 
 from stridelm.bench.results import append_result
@@ -91,6 +94,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "gemma": gemma,
     "attention_eight_bits": attention_eight_bits,
     "latent_eight_bits": latent_eight_bits,
+    "latent_few": latent_few,
     "fp8": fp8,
     "shapes": shapes,
     "expert_tiles": expert_tiles,

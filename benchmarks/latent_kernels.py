@@ -35,6 +35,10 @@ PROMPTS = (
     *((8192, rows) for rows in (64, 128, 256, 512, 2048)),
 )
 """(context, rows) of chunks that go both ways."""
+FEW_HEADS = 16
+"""V2-Lite's."""
+FEW = (*((1, rows) for rows in LATENT_ROWS), (2, 1), (4, 1), (8, 1), (16, 1), (64, 1))
+"""(requests, rows of each) of steps whose launches are shared or not."""
 MAX_PROMPTS = 4
 """Chunks of a graph."""
 
@@ -116,6 +120,44 @@ class LatentPool:
         turned = torch.randn(rows, heads, ROPE_DIM, device="cuda").bfloat16()
         return lambda: mixer.values(state_of(heads), q[..., :HEAD_DIM], turned, self.latents, expansion)
 
+    def layers(self, batch: int, context: int, rows: int, *, shared: bool) -> list[Callable[[], object]]:
+        """A layer's steps of few rows from projections to values, over different pages and matrices."""
+        from stridelm.models.layers.latent import LatentExpansion
+        from stridelm.models.layers.slots import WHOLE
+
+        width = -(-(context + rows) // PAGE_SIZE)
+        count = min(self.pages // (batch * width), MAX_CALLS)
+        expansions = []
+        for _ in range(count):
+            expansion = LatentExpansion("kv_b_proj", FEW_HEADS, RANK, (HEAD_DIM, HEAD_DIM), WHOLE)
+            expansions.append(expansion.to("cuda", torch.bfloat16).requires_grad_(False))
+            expansion.weight.normal_(0, RANK**-0.5)
+            if not shared:
+                expansion.absorbs_few = lambda q_NHD: None  # type: ignore[method-assign]
+        pages = self.order[: count * batch * width].view(count, batch, width)
+        return [self._layer(context, rows, expansion, own) for expansion, own in zip(expansions, pages, strict=True)]
+
+    def _layer(self, context: int, rows: int, expansion: Any, tables: torch.Tensor) -> Callable[[], object]:
+        from stridelm.attention.base import LatentInput
+        from stridelm.attention.triton import TritonAttention
+        from stridelm.attention.triton_latents import TritonLatents
+        from stridelm.kernels.ops import LatentRope
+        from stridelm.kernels.triton_rows import TritonOps
+
+        step = geometry_of(tables, context, 1, rows - 1)
+        mixer, state = TritonLatents(TritonAttention(False), step), state_of(FEW_HEADS)
+        queries = FEW_HEADS * (HEAD_DIM + ROPE_DIM)
+        made = torch.randn(len(step.positions), queries + WIDTH, device="cuda").bfloat16()
+        q, own = made.split((queries, WIDTH), dim=1)
+        nope, turned = q.view(len(made), FEW_HEADS, -1).split((HEAD_DIM, ROPE_DIM), dim=2)
+        angles = torch.rand(context + rows, ROPE_DIM // 2, device="cuda")
+        norm = torch.ones(RANK, dtype=torch.bfloat16, device="cuda")
+        rope = LatentRope(step.positions, angles, angles, norm, 1e-6, interleaved=True)
+        inputs = LatentInput(nope, turned, own, rope, expansion)
+        page = tables.long().repeat_interleave(rows, 0).gather(1, (step.positions // PAGE_SIZE)[:, None])[:, 0]
+        slots = page * PAGE_SIZE + step.positions % PAGE_SIZE
+        return lambda: mixer.mix(state, inputs, {"latents": self.latents}, slots, TritonOps())
+
 
 def state_of(heads: int) -> Any:
     from stridelm.cache.layout import FULL, LatentKV
@@ -174,6 +216,25 @@ def latent_eight_bits(settings: Settings) -> Section:
     pool = LatentPool(max(settings.contexts) * max(settings.batches) * 9 // 8, torch.float8_e4m3fn)
     decode = latent_decodes(pool, copy_bandwidth(settings), settings)
     return Section([latent_decode_table(decode, "latent, rows in eight bits: decode")], decode)
+
+
+def latent_few(settings: Settings) -> Section:
+    """A layer between its first and its last product, in launches of their own and with one that two share."""
+    pool = LatentPool(64 * 2048 * 9 // 8)
+    found: list[dict[str, Any]] = []
+    for context, (batch, rows) in itertools.product((512, 2048), FEW):
+        us = {
+            name: graph_us(pool.layers(batch, context, rows, shared=name == "shared"), settings.replays)
+            for name in ("alone", "shared")
+        }
+        found.append({"kernel": "latent few", "batch": batch, "rows": rows, "context": context, "us": us})
+    columns = "requests", "rows", "context", "alone us", "shared us", "alone:shared"
+    table = right_table("latent: a layer of few rows, from projections to values", *columns)
+    for row in found:
+        alone, shared = row["us"]["alone"], row["us"]["shared"]
+        sizes = (str(row[name]) for name in ("batch", "rows", "context"))
+        table.add_row(*sizes, f"{alone:.1f}", f"{shared:.1f}", f"{alone / shared:.2f}")
+    return Section([table], found)
 
 
 def latent_decodes(pool: LatentPool, bandwidth: float, settings: Settings) -> list[dict[str, Any]]:

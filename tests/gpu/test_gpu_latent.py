@@ -22,6 +22,7 @@ from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.slots import WHOLE
 from support.checks.engine import check_backend
 from support.checks.identity import check_identity, mixed_jobs
+from support.checks.latent_launches import check_queries
 from support.checks.linear import check_row_bits
 from support.checks.paged_attention import MODES, launch
 from support.checks.row_ops import check_latent
@@ -161,6 +162,15 @@ def test_graph(deterministic: bool) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 def test_row_operation(heads: int, interleaved: bool, dtype: torch.dtype) -> None:
     check_latent(OPS.get("triton")(), 17, heads, 512, 64, interleaved, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads", [*HEADS, 20])
+def test_queries_in_one_launch(heads: int, interleaved: bool, dtype: torch.dtype) -> None:
+    for rows in (1, 2, 4, 16, 17, 64):
+        check_queries(rows, heads, 512, 64, 128, interleaved, dtype, "cuda")
+        check_queries(rows, heads, 512, 64, 192, interleaved, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

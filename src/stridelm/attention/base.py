@@ -50,6 +50,11 @@ class Expansion(Protocol):
         """[N, H, V] values: each head's sum of weighted latents, expanded."""
         ...
 
+    def absorbs_few(self, q_NHD: torch.Tensor) -> torch.Tensor | None:
+        """[H, D, R]: what `absorb` multiplies so few rows by if it takes kernels/head_products.py for them; else
+        None."""
+        ...
+
     def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """[L, last - first, D + V] keys and, after them, values of the heads from `first` up to `last`. Without the
         promise of equal bits."""

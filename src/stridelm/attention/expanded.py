@@ -105,6 +105,10 @@ class ExpandingLatents(LatentMixer):
         out_NHV = long_MHV.new_empty(len(q_NHD), *long_MHV.shape[1:])
         return out_NHV.index_copy_(0, long.rows_M, long_MHV).index_copy_(0, others.rows_M, others_MHV)
 
+    def expands_some(self, state: LatentKV) -> bool:
+        """Whether some of the step's rows attend to expanded entries."""
+        return self._parts_of(state) is not None
+
     def _parts_of(self, state: LatentKV) -> _Parts | None:
         """The step in two, which its layers share; None: no row attends to expanded entries."""
         least = None if self._backend.deterministic else self.least_rows(state)

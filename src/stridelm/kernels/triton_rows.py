@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.ops import LatentRope, Parts, QKRope
+from stridelm.kernels.latent_rows import as_stored, rope_and_store_latent
+from stridelm.kernels.ops import Parts, QKRope
 from stridelm.kernels.part_logits import part_logits
-from stridelm.kernels.plain_fp8 import LARGEST
 from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 from stridelm.kernels.soft_cap import soft_cap
@@ -42,7 +42,6 @@ from stridelm.kernels.triton_router import combine, route
 
 GATE_COLUMNS = 1024
 """Columns of a row that a program gates: several programs share even a single row."""
-_LARGEST = tl.constexpr(LARGEST)
 TURN_HEADS = 8
 """Heads of a row that a program rotates."""
 
@@ -91,15 +90,6 @@ def _gate_kernel(
     else:
         made_B = made_B.to(gate.dtype.element_ty)
         store_quantised(made_B, out, scales, row, tl.program_id(1) * BLOCK, WIDTH, BLOCK, K)
-
-
-@triton.jit
-def _as_stored(x, inverse, pool):
-    """What is written to a pool for a number: itself, or in eight bits (entries.py). inverse: of the entries' scale."""
-    if pool.dtype.element_ty == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32) * inverse, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
-        x = x.to(tl.float8e4nv)
-    return x
 
 
 # Positions and slots are read one by one and are often views into a larger buffer, at any offset.
@@ -173,77 +163,12 @@ def _turn_kernel(
     tl.store(at_KB + high_B[None, :], roped_high_KB, mask=mine_KB)
     at_KB = keys + (slot * G + head_K - H)[:, None] * D
     mine_KB = exists_KB & ((head_K >= H) & (head_K < H + G))[:, None]
-    tl.store(at_KB + low_B[None, :], _as_stored(roped_low_KB, key_inverse, keys), mask=mine_KB)
-    tl.store(at_KB + high_B[None, :], _as_stored(roped_high_KB, key_inverse, keys), mask=mine_KB)
+    tl.store(at_KB + low_B[None, :], as_stored(roped_low_KB, key_inverse, keys), mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], as_stored(roped_high_KB, key_inverse, keys), mask=mine_KB)
     at_KB = values + (slot * G + head_K - H - G)[:, None] * D
     mine_KB = exists_KB & (head_K >= H + G)[:, None]
-    tl.store(at_KB + low_B[None, :], _as_stored(stored_low_KB, value_inverse, values), mask=mine_KB)
-    tl.store(at_KB + high_B[None, :], _as_stored(stored_high_KB, value_inverse, values), mask=mine_KB)
-
-
-@triton.jit
-def _turned(at, cos_B, sin_B, exists, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Both halves of rotated vectors. at: pointers to the first number of each pair."""
-    STEP: tl.constexpr = 1 if INTERLEAVED else HALF
-    low = tl.load(at, mask=exists, other=0.0).to(tl.float32)
-    high = tl.load(at + STEP, mask=exists, other=0.0).to(tl.float32)
-    return low * cos_B - high * sin_B, high * cos_B + low * sin_B
-
-
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
-def _latent_kernel(
-    queries,
-    rows,
-    positions,
-    cos,
-    sin,
-    weight,
-    eps,
-    slots,
-    out,
-    latents,
-    inverse,
-    query_stride_n,
-    query_stride_h,
-    row_stride,
-    H: tl.constexpr,
-    R: tl.constexpr,
-    K: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """Grid (N, 1 + blocks of HEADS of the H heads); a row's first program makes its latent row. BLOCK: of pairs."""
-    wait_for_inputs(DEPENDENT)
-    HALF: tl.constexpr = K // 2
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + row).to(tl.int64)
-    pair_B = tl.arange(0, BLOCK)
-    real_B = pair_B < HALF
-    cos_B = tl.load(cos + position * HALF + pair_B, mask=real_B, other=0.0)
-    sin_B = tl.load(sin + position * HALF + pair_B, mask=real_B, other=0.0)
-    first_B = pair_B * 2 if INTERLEAVED else pair_B
-    if tl.program_id(1) == 0:
-        entry = latents + tl.load(slots + row).to(tl.int64) * (R + K)
-        dim_R = tl.arange(0, BLOCK_R)
-        exists_R = dim_R < R
-        x_R = tl.load(rows + row * row_stride + dim_R, mask=exists_R, other=0.0).to(tl.float32)
-        weight_R = tl.load(weight + dim_R, mask=exists_R, other=0.0).to(tl.float32)
-        normed_R = x_R * rms_scale(tl.sum(x_R * x_R, 0), R, eps) * weight_R
-        tl.store(entry + dim_R, _as_stored(normed_R, inverse, latents), mask=exists_R)
-        low_B, high_B = _turned(rows + row * row_stride + R + first_B, cos_B, sin_B, real_B, HALF, INTERLEAVED)
-        tl.store(entry + R + pair_B, _as_stored(low_B, inverse, latents), mask=real_B)
-        tl.store(entry + R + HALF + pair_B, _as_stored(high_B, inverse, latents), mask=real_B)
-    else:
-        head_K = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
-        exists_KB = (head_K < H)[:, None] & real_B[None, :]
-        at_KB = queries + row * query_stride_n + head_K[:, None] * query_stride_h + first_B[None, :]
-        low_KB, high_KB = _turned(at_KB, cos_B[None, :], sin_B[None, :], exists_KB, HALF, INTERLEAVED)
-        at_KB = out + (row * H + head_K)[:, None] * K + pair_B[None, :]
-        tl.store(at_KB, low_KB, mask=exists_KB)
-        tl.store(at_KB + HALF, high_KB, mask=exists_KB)
+    tl.store(at_KB + low_B[None, :], as_stored(stored_low_KB, value_inverse, values), mask=mine_KB)
+    tl.store(at_KB + high_B[None, :], as_stored(stored_high_KB, value_inverse, values), mask=mine_KB)
 
 
 class TritonOps:
@@ -253,6 +178,7 @@ class TritonOps:
     combine = staticmethod(combine)
     combine_norm = staticmethod(combine_norm)
     part_logits = staticmethod(part_logits)
+    rope_and_store_latent = staticmethod(rope_and_store_latent)
     soft_cap = staticmethod(soft_cap)
 
     def prepare(
@@ -355,46 +281,6 @@ class TritonOps:
             **dependent(qkv_NXD.device),
         )
         return q_NHD
-
-    def rope_and_store_latent(
-        self,
-        q_NHK: torch.Tensor,
-        rows_NC: torch.Tensor,
-        rope: LatentRope,
-        latents_PC: torch.Tensor,
-        slots_N: torch.Tensor,
-        scale: float = 1.0,
-    ) -> torch.Tensor:
-        rows, heads, width = q_NHK.shape
-        rank = rows_NC.shape[1] - width
-        assert width % 2 == 0 and q_NHK.stride(2) == rows_NC.stride(1) == 1 and is_whole(latents_PC)
-        out_NHK = q_NHK.new_empty(rows, heads, width)
-        block, block_r = triton.next_power_of_2(width // 2), triton.next_power_of_2(rank)
-        _latent_kernel[rows, 1 + triton.cdiv(heads, TURN_HEADS)](
-            q_NHK,
-            rows_NC,
-            rope.positions.contiguous(),
-            whole(rope.cos_LF),
-            whole(rope.sin_LF),
-            whole(rope.norm_R),
-            rope.eps,
-            slots_N.contiguous(),
-            out_NHK,
-            latents_PC,
-            1 / scale,
-            *q_NHK.stride()[:2],
-            rows_NC.stride(0),
-            heads,
-            rank,
-            width,
-            rope.interleaved,
-            TURN_HEADS,
-            block_r,
-            block,
-            num_warps=warps(max(TURN_HEADS * block, block_r)),
-            **dependent(q_NHK.device),
-        )
-        return out_NHK
 
 
 def _gate(gate_up: torch.Tensor, activation: str, up_NI: torch.Tensor | None, out: Rows) -> None:

@@ -75,6 +75,9 @@ class HeadMatrices:
     def values(self, mixed_NHR: torch.Tensor) -> torch.Tensor:
         return torch.einsum("nhr,hdr->nhd", mixed_NHR, self.weight_HXR[:, self.width :])
 
+    def absorbs_few(self, q_NHD: torch.Tensor) -> None:
+        """Its products are not our kernel's."""
+
     def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
         assert self.expands, "latents were expanded"
         return torch.einsum("lr,hxr->lhx", latents_LR, self.weight_HXR[first:last])

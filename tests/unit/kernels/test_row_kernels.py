@@ -17,6 +17,7 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.compaction import check_compact
 from support.checks.compiled import compiled
+from support.checks.latent_launches import check_queries
 from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     HEADS,
@@ -92,6 +93,15 @@ def test_values(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
 def test_eight_bits(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> None:
     """Keys and values as they are stored in eight bits."""
     check_eight_bits(TritonOps(), 5, sizes, dtype, "cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 40])
+def test_latent_queries(rows: int, interleaved: bool) -> None:
+    """In one launch, with the bits of two."""
+    check_queries(rows, 9, 40, 8, 24, interleaved, torch.float16, "cpu")
+    check_queries(rows, 2, 128, 16, 136, interleaved, torch.float16, "cpu")
 
 
 @interpreted

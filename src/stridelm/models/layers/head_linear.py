@@ -31,13 +31,13 @@ class HeadLinear(ModelPart):
 
     def forward(self, part: int, x_NHI: torch.Tensor) -> torch.Tensor:
         """[N, H, out]: each head's matrix times its rows."""
-        return self._product(x_NHI, self._matrices(part).transpose(1, 2))
+        return self._product(x_NHI, self.matrices(part).transpose(1, 2))
 
     def transposed(self, part: int, x_NHO: torch.Tensor) -> torch.Tensor:
         """[N, H, in]: each head's transposed matrix times its rows."""
-        return self._product(x_NHO, self._matrices(part))
+        return self._product(x_NHO, self.matrices(part))
 
-    def _matrices(self, part: int) -> torch.Tensor:
+    def matrices(self, part: int) -> torch.Tensor:
         """[H, out, in]."""
         own = self._parameters["weight"]
         assert own is not None

@@ -22,6 +22,7 @@ from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.head_linear import HeadLinear
 from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.products import takes_few_rows
 from stridelm.models.layers.rope import RopeSpec
 from stridelm.models.layers.slots import ModelPart, Slots, Split
 from stridelm.parallel.shard import ONE, Shard
@@ -86,6 +87,9 @@ class LatentExpansion(HeadLinear):
 
     def values(self, mixed_NHR: torch.Tensor) -> torch.Tensor:
         return self(VALUES, mixed_NHR)
+
+    def absorbs_few(self, q_NHD: torch.Tensor) -> torch.Tensor | None:
+        return self.matrices(KEYS) if takes_few_rows(q_NHD) else None
 
     def expand(self, latents_LR: torch.Tensor, first: int, last: int) -> torch.Tensor:
         height = sum(self.parts)

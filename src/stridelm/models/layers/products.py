@@ -62,10 +62,15 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return y if bias is None else y + bias
 
 
+def takes_few_rows(x_NHI: torch.Tensor) -> bool:
+    """Whether rows are multiplied by heads in our kernel, whether equal bits are promised or not."""
+    return x_NHI.is_cuda and 0 < x_NHI.shape[0] <= FEW_ROWS_BY_HEAD and x_NHI.itemsize == 2
+
+
 def product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torch.Tensor:
     """[N, H, O]: each head's rows times that head's matrix, by the library, which writes rows as they are read next. On
     a GPU few rows take our kernel, which is faster and may be launched early."""
-    if x_NHI.is_cuda and x_NHI.shape[0] <= FEW_ROWS_BY_HEAD and x_NHI.itemsize == 2:
+    if takes_few_rows(x_NHI):
         return exact_product_by_head(x_NHI, weight_HIO)
     y_NHO = x_NHI.new_empty(*x_NHI.shape[:2], weight_HIO.shape[2])
     torch.bmm(x_NHI.transpose(0, 1), weight_HIO, out=y_NHO.transpose(0, 1))
