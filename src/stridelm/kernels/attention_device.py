@@ -36,7 +36,7 @@ from stridelm.kernels.attention_splits import (
     store_rows,
     tile_keys,
 )
-from stridelm.kernels.dependent import wait_for_inputs
+from stridelm.kernels.dependent import give_way, wait_for_inputs
 
 PATH_ROWS = tl.constexpr(64)
 """Columns of `paths`: the maximum number of draft rows of a span."""
@@ -175,13 +175,15 @@ def attend(
     splits in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
     factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
     """
-    wait_for_inputs(DEPENDENT)
+    if PARTIAL:
+        give_way(tl.num_programs(0), DEPENDENT)
     tile = tl.program_id(0)
     group = tl.program_id(1)
     span = tl.load(tile_span + tile)
     row = tl.load(tile_row + tile).to(tl.int32)
     count = tl.load(counts + span).to(tl.int32)
     if row >= count:
+        wait_for_inputs(DEPENDENT)
         return
     start = tl.load(starts + span).to(tl.int32)
     real = tl.load(reals + span).to(tl.int32)
@@ -193,6 +195,7 @@ def attend(
     first_block = tl.maximum(origin + first_split * unit, low)
     last_block = tl.minimum(origin + (first_split + share) * unit, end)
     if first_block >= last_block:
+        wait_for_inputs(DEPENDENT)
         return
 
     first = tl.load(firsts + span).to(tl.int64)
@@ -202,6 +205,12 @@ def attend(
     live_M = (query_M < rows * HEADS) & (in_span_M < count)
     row_M = first + in_span_M
     head_M = group * HEADS + query_M % HEADS
+    table = tables + span.to(tl.int64) * table_stride_r
+    path = paths + (first + row) * PATH_ROWS
+    if PATHS:
+        wait_for_inputs(DEPENDENT)  # they may be the last results before this launch
+    next_B = _slots(first_block, table, path, base, high, PAGE, BLOCK_B, PATHS)
+    wait_for_inputs(DEPENDENT)
     q_MD = tl.load(
         queries + (row_M * query_stride_n + head_M * query_stride_h)[:, None] + dim_D[None, :],
         mask=live_M[:, None] & (dim_D < D)[None, :],
@@ -229,8 +238,6 @@ def attend(
     if WINDOWED:
         open_low = tl.cdiv(tl.maximum(high - window, 0), BLOCK_B)
 
-    table = tables + span.to(tl.int64) * table_stride_r
-    path = paths + (first + row) * PATH_ROWS
     keys += group.to(tl.int64) * key_stride_g
     if values is not None:
         values += group.to(tl.int64) * value_stride_g
@@ -243,7 +250,6 @@ def attend(
         sum_MD, sum_peak_M, sum_total_M = acc_MD, peak_M, total_M
 
     # Slots are looked up one block ahead, so that keys and values need not wait for the table.
-    next_B = _slots(first_block, table, path, base, high, PAGE, BLOCK_B, PATHS)
     for block in range(first_block, last_block):
         slot_B = next_B
         exists_BD = (slot_B >= 0)[:, None] & (dim_D < D)[None, :]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import wait_for_inputs
+from stridelm.kernels.dependent import give_way, wait_for_inputs
 
 PREFETCH = tl.constexpr(8)
 """Splits that `merge` prefetches from memory at once."""
@@ -137,13 +137,14 @@ def merge(
     Which splits exist is computed as in `attend`, so that no other part of the workspace is read. programs: the third
     dimension of `attend`'s grid.
     """
-    wait_for_inputs(DEPENDENT)
+    give_way(tl.num_programs(0), DEPENDENT)
     tile = tl.program_id(0)
     group = tl.program_id(1)
     span = tl.load(tile_span + tile)
     row = tl.load(tile_row + tile).to(tl.int32)
     count = tl.load(counts + span).to(tl.int32)
     if row + tl.program_id(2) * BLOCK_M // HEADS >= count:
+        wait_for_inputs(DEPENDENT)
         return
     start = tl.load(starts + span).to(tl.int32)
     base = start + tl.load(reals + span).to(tl.int32)
@@ -158,6 +159,7 @@ def merge(
     acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total_M = tl.zeros([BLOCK_M], tl.float32)
+    wait_for_inputs(DEPENDENT)
     for split in tl.range(0, number, num_stages=PREFETCH):
         sums_MD, stats_M, exists_MD = partial_at(sums, stats, index + split, query_M, live_M, dim_D, rows * HEADS, D)
         more_MD = tl.load(sums_MD, mask=exists_MD, other=0.0)

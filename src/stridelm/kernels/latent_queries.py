@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels import head_products, latent_rows
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.head_products import write_head_product
 from stridelm.kernels.latent_rows import READ_BY_NUMBER, write_latents
 from stridelm.kernels.ops import LatentRope
@@ -67,6 +67,7 @@ def _queries_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (n * parts + output_tiles * row_tiles * H,): the programs of rows, then those of products."""
+    give_way(n, DEPENDENT)
     program = tl.program_id(0)
     tile = program - n * parts
     if tile < 0:

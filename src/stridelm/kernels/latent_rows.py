@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.ops import LatentRope
 from stridelm.kernels.plain_fp8 import LARGEST
 from stridelm.kernels.triton_norms import is_whole, rms_scale, whole
@@ -130,6 +130,7 @@ def _latent_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N, parts)."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     write_latents(
         tl.program_id(0), tl.program_id(1),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.products import described, tile_height
 
 PART_INPUTS = 256
@@ -43,6 +43,7 @@ def _scores_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of logits, tiles of rows, P). each: inputs of a part."""
+    give_way(rows, DEPENDENT)
     wait_for_inputs(DEPENDENT)
     first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
     part, parts = tl.program_id(2), tl.num_programs(2)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.ops import Parts
 from stridelm.kernels.quantise import destination, empty_rows, store_quantised
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
@@ -57,6 +57,7 @@ def _norm_kernel(
 ):
     """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
     one row of x to the next. scales, K: as in _store_normed."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
@@ -95,6 +96,7 @@ def _combine_norm_kernel(
 ):
     """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored. scales,
     K: as in _store_normed."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, BLOCK)
@@ -116,6 +118,7 @@ def _add_normed_kernel(
     x, delta, after, factor, weight, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     """Grid (N,). The sum is written over delta, rounded as it is stored; its norm, with a weight, to `out`."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     column_B = tl.arange(0, BLOCK)
     exists_B = column_B < C

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.logit_rows import order_key
 from stridelm.kernels.ops import Routing
 
@@ -55,6 +55,7 @@ def _route_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). Experts are held by group; without groups there is one."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     M: tl.constexpr = E // G
@@ -191,6 +192,7 @@ def _combine_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N, blocks of columns)."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

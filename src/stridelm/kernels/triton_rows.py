@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.latent_rows import as_stored, rope_and_store_latent
 from stridelm.kernels.ops import Parts, QKRope
 from stridelm.kernels.part_logits import part_logits
@@ -119,6 +119,7 @@ def _turn_kernel(
 ):
     """Grid (N, blocks of HEADS of the H + 2G heads). A head is held as D / 2 pairs, of which the first PAIRS are
     rotated; the others are pairs only so that all dimensions are held alike."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.checks.before_waiting import check_waits
+
 
 def compiled(check: str, cache: Path) -> list[dict[str, Any]]:
-    """What support.checks.CHECK says of the kernels that it compiled. cache: where Triton keeps them."""
+    """What support.checks.CHECK says of the kernels that it compiled. Those that it looks at wait as they must. cache:
+    where Triton keeps them."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-m", f"support.checks.{check}"],
@@ -23,4 +26,5 @@ def compiled(check: str, cache: Path) -> list[dict[str, Any]]:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     kernels: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    check_waits([kernel for kernel in kernels if "before" in kernel])
     return kernels

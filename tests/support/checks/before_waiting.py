@@ -1,0 +1,66 @@
+"""What a compiled kernel does before it waits for the kernel launched before it (kernels/dependent.py)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+READ_STEPS = {"attention_device", "attention_splits"}
+"""Modules whose kernels read what describes the step before they wait: numbers, one by one."""
+READ_WEIGHTS = {"head_products", "latent_queries"}
+"""Modules whose kernels read weights before they wait."""
+_LABEL = re.compile(r"^\$?(\w+):")
+_BRANCH = re.compile(r"(@!?%p\d+\s+)?bra(?:\.uni)?\s+\$?(\w+)")
+_WRITE = re.compile(r"\b(st|red|atom)\.(?!shared|local|param)|\bcp\.async|multimem")
+_READ = re.compile(r"\bld\.global\S*?(\.v\d)?\.[bfsu]\d+")
+
+
+@dataclass
+class Before:
+    """Instructions on some path to the first wait, or to an end without one."""
+
+    writes: int = 0
+    """To memory, and copies from it, which may write wherever they are told."""
+    numbers: int = 0
+    """Reads of one number."""
+    vectors: int = 0
+    """Reads of several."""
+    ends: bool = False
+    """A thread may end without waiting."""
+
+
+def before_waiting(ptx: str) -> dict[str, Any]:
+    """Of a kernel's code as PTX; as a dict, for JSON."""
+    lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
+    labels = {label[1]: i for i, line in enumerate(lines) if (label := _LABEL.match(line))}
+    found, seen, todo = Before(), set[int](), [0]
+    while todo:
+        i = todo.pop()
+        while i < len(lines) and i not in seen:
+            seen.add(i)
+            line = lines[i]
+            if "griddepcontrol.wait" in line:
+                break
+            found.writes += bool(_WRITE.search(line))
+            if read := _READ.search(line):
+                found.vectors += bool(read[1])
+                found.numbers += not read[1]
+            if branch := _BRANCH.search(line):
+                todo.append(labels[branch[2]])
+                if not branch[1]:
+                    break
+            if re.match(r"(@!?%p\d+\s+)?ret;", line):
+                found.ends = True
+                break
+            i += 1
+    return asdict(found)
+
+
+def check_waits(kernels: list[dict[str, Any]]) -> None:
+    """No kernel writes, ends or reads what others make before it waits. kernels: each with its module and `before`."""
+    for kernel in kernels:
+        before, module = Before(**kernel["before"]), kernel["module"]
+        assert not before.writes and not before.ends, kernel
+        assert not before.numbers or module in READ_STEPS, kernel
+        assert not before.vectors or module in READ_WEIGHTS, kernel

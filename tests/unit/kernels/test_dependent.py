@@ -1,0 +1,56 @@
+"""What a kernel may do before it waits, as the check of compiled kernels reads it from their code."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.checks.before_waiting import Before, before_waiting, check_waits
+
+WAITS = "griddepcontrol.wait;"
+READS = "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];"
+READS_MANY = "ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];"
+WRITES = "st.global.b32 [ %rd1 + 0 ], { %r1 };"
+COPIES = "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;"
+ENDS = "ret;"
+EARLY_END = f"@%p1 bra $L__BB0_2;\n{ENDS}\n$L__BB0_2:\n"
+
+
+def of(*lines: str) -> Before:
+    return Before(**before_waiting("\n".join((".visible .entry kernel()", "{", *lines, "}"))))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ((WAITS, READS, WRITES, COPIES, ENDS), Before()),
+        ((READS, READS_MANY, WAITS, WRITES, ENDS), Before(numbers=1, vectors=1)),
+        ((WRITES, WAITS, ENDS), Before(writes=1)),
+        ((COPIES, WAITS, ENDS), Before(writes=1)),
+        (("st.shared.b32 [ %r1 ], %r2;", WAITS, ENDS), Before()),
+        ((EARLY_END, WAITS, ENDS), Before(ends=True)),
+        ((READS, ENDS), Before(numbers=1, ends=True)),
+        (("@%p1 bra $L__BB0_2;", WAITS, WRITES, ENDS, "$L__BB0_2:", WAITS, WRITES, ENDS), Before()),
+        (("@%p1 bra $L__BB0_2;", WAITS, WRITES, ENDS, "$L__BB0_2:", READS, WRITES, ENDS), Before(1, 1, ends=True)),
+        (("bra.uni $L__BB0_2;", "$L__BB0_1:", WRITES, ENDS, "$L__BB0_2:", WAITS, "bra.uni $L__BB0_1;"), Before()),
+    ],
+    ids=map(str, range(10)),
+)
+def test_what_comes_before(code: tuple[str, ...], found: Before) -> None:
+    """On every path, in whatever order its blocks are written down."""
+    assert of(*code) == found
+
+
+@pytest.mark.parametrize(
+    ("module", "before"),
+    [
+        ("triton_norms", {"numbers": 1}),
+        ("triton_norms", {"writes": 1}),
+        ("attention_device", {"vectors": 1}),
+        ("attention_device", {"ends": True}),
+        ("head_products", {"numbers": 1}),
+    ],
+)
+def test_what_is_refused(module: str, before: dict[str, int]) -> None:
+    with pytest.raises(AssertionError):
+        check_waits([{"module": module, "before": before}])
+    check_waits([{"module": module, "before": {}}])
