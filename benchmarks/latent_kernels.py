@@ -88,14 +88,9 @@ class LatentPool:
 
     def prompts(self, heads: int, context: int, rows: int, *, expanded: bool) -> list[Callable[[], object]]:
         """Chunks of a prompt after a context, over different pages, from each head's own query to its own values."""
-        from stridelm.models.layers.latent import LatentExpansion
-        from stridelm.models.layers.slots import WHOLE
-
         width = -(-(context + rows) // PAGE_SIZE)
         count = min(self.pages // width, MAX_PROMPTS)
-        expansion = LatentExpansion("kv_b_proj", heads, RANK, (HEAD_DIM, HEAD_DIM), WHOLE)
-        expansion = expansion.to("cuda", torch.bfloat16).requires_grad_(False)
-        expansion.weight.normal_(0, RANK**-0.5)
+        expansion = expansion_of(heads)
         return [
             self._prompt(heads, context, rows, expanded, expansion, pages[None])
             for pages in self.order[: count * width].view(count, width)
@@ -122,18 +117,11 @@ class LatentPool:
 
     def layers(self, batch: int, context: int, rows: int, *, shared: bool) -> list[Callable[[], object]]:
         """A layer's steps of few rows from projections to values, over different pages and matrices."""
-        from stridelm.models.layers.latent import LatentExpansion
-        from stridelm.models.layers.slots import WHOLE
-
         width = -(-(context + rows) // PAGE_SIZE)
         count = min(self.pages // (batch * width), MAX_CALLS)
-        expansions = []
-        for _ in range(count):
-            expansion = LatentExpansion("kv_b_proj", FEW_HEADS, RANK, (HEAD_DIM, HEAD_DIM), WHOLE)
-            expansions.append(expansion.to("cuda", torch.bfloat16).requires_grad_(False))
-            expansion.weight.normal_(0, RANK**-0.5)
-            if not shared:
-                expansion.absorbs_few = lambda q_NHD: None  # type: ignore[method-assign]
+        expansions = [expansion_of(FEW_HEADS) for _ in range(count)]
+        for expansion in expansions if not shared else ():
+            expansion.absorbs_few = lambda q_NHD: None
         pages = self.order[: count * batch * width].view(count, batch, width)
         return [self._layer(context, rows, expansion, own) for expansion, own in zip(expansions, pages, strict=True)]
 
@@ -157,6 +145,16 @@ class LatentPool:
         page = tables.long().repeat_interleave(rows, 0).gather(1, (step.positions // PAGE_SIZE)[:, None])[:, 0]
         slots = page * PAGE_SIZE + step.positions % PAGE_SIZE
         return lambda: mixer.mix(state, inputs, {"latents": self.latents}, slots, TritonOps())
+
+
+def expansion_of(heads: int) -> Any:
+    """Random matrices."""
+    from stridelm.models.layers.latent import LatentExpansion
+    from stridelm.models.layers.slots import WHOLE
+
+    expansion = LatentExpansion("kv_b_proj", heads, RANK, (HEAD_DIM, HEAD_DIM), WHOLE)
+    expansion.to("cuda", torch.bfloat16).requires_grad_(False).weight.normal_(0, RANK**-0.5)
+    return expansion
 
 
 def state_of(heads: int) -> Any:
@@ -208,7 +206,8 @@ def latent(settings: Settings) -> Section:
         for rows in (1, 4, 16, 64, 512, 2048)
     ]
     ways = [latent_ways(pool, heads, *sizes, settings) for heads in LATENT_HEADS for sizes in PROMPTS]
-    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed), ways_table(ways)]
+    both = both_table("latent: chunks of prompts both ways", ("heads", "context", "rows"), ways)
+    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed), both]
     return Section(tables, [*decode, *prefill, *absorbed, *ways])
 
 
@@ -228,13 +227,8 @@ def latent_few(settings: Settings) -> Section:
             for name in ("alone", "shared")
         }
         found.append({"kernel": "latent few", "batch": batch, "rows": rows, "context": context, "us": us})
-    columns = "requests", "rows", "context", "alone us", "shared us", "alone:shared"
-    table = right_table("latent: a layer of few rows, from projections to values", *columns)
-    for row in found:
-        alone, shared = row["us"]["alone"], row["us"]["shared"]
-        sizes = (str(row[name]) for name in ("batch", "rows", "context"))
-        table.add_row(*sizes, f"{alone:.1f}", f"{shared:.1f}", f"{alone / shared:.2f}")
-    return Section([table], found)
+    title = "latent: a layer of few rows, from projections to values"
+    return Section([both_table(title, ("batch", "rows", "context"), found)], found)
 
 
 def latent_decodes(pool: LatentPool, bandwidth: float, settings: Settings) -> list[dict[str, Any]]:
@@ -316,13 +310,13 @@ def latent_ways(pool: LatentPool, heads: int, context: int, rows: int, settings:
     return {"kernel": "latent ways", "heads": heads, "context": context, "rows": rows, "us": us}
 
 
-def ways_table(found: list[dict[str, Any]]) -> Table:
-    columns = "heads", "context", "rows", "absorbed us", "expanded us", "absorbed:expanded"
-    table = right_table("latent: chunks of prompts both ways", *columns)
+def both_table(title: str, sizes: tuple[str, ...], found: list[dict[str, Any]]) -> Table:
+    """Of two ways, the first over the second."""
+    first, second = found[0]["us"]
+    table = right_table(title, *sizes, f"{first} us", f"{second} us", f"{first}:{second}")
     for row in found:
-        absorbed, expanded = row["us"]["absorbed"], row["us"]["expanded"]
-        sizes = (str(row[name]) for name in ("heads", "context", "rows"))
-        table.add_row(*sizes, f"{absorbed:.1f}", f"{expanded:.1f}", f"{absorbed / expanded:.2f}")
+        slow, fast = row["us"].values()
+        table.add_row(*(str(row[size]) for size in sizes), f"{slow:.1f}", f"{fast:.1f}", f"{slow / fast:.2f}")
     return table
 
 
