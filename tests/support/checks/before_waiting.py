@@ -30,6 +30,12 @@ class Before:
     """A thread may end without waiting."""
 
 
+def known_of(kernel: Any, made: Any) -> dict[str, Any]:
+    """Which kernel was compiled, and what it does before it waits. made: what Triton made of it."""
+    module = kernel.__module__.rpartition(".")[2]
+    return {"name": kernel.__name__, "module": module, "before": before_waiting(made.asm["ptx"])}
+
+
 def before_waiting(ptx: str) -> dict[str, Any]:
     """Of a kernel's code as PTX; as a dict, for JSON."""
     lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]

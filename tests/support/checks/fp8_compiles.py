@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from stridelm.kernels.fp8 import gated_product, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
 from stridelm.kernels.products import Tile
-from support.checks.before_waiting import before_waiting
+from support.checks.before_waiting import known_of
 from support.doubles.absent_gpu import Driver, stack_bytes
 
 DENSE = [(1, 6144, None), (16, 28672, "silu"), (64, 28672, "silu"), (40, 4096, None), (300, 4096, None)]
@@ -36,9 +36,7 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
         code = made.asm["ptx"]
         FOUND.append(
             {
-                "name": kernel.__name__,
-                "module": kernel.__module__.rpartition(".")[2],
-                "before": before_waiting(made.asm["ptx"]),
+                **known_of(kernel, made),
                 "shared": made.metadata.shared,
                 "instructions": len(re.findall(r"wgmma\.mma_async\S*e4m3\.e4m3", code)),
                 "others": len(re.findall(r"\bmma\.sync", code)),

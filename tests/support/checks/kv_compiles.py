@@ -23,7 +23,7 @@ from stridelm.cache.layout import FULL, HeadsKV, LatentKV, LayerState
 from stridelm.kernels import attention_plan
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.triton_rows import TritonOps
-from support.checks.before_waiting import before_waiting
+from support.checks.before_waiting import known_of
 from support.doubles.absent_gpu import Driver, stack_bytes
 
 FOUND: list[dict[str, Any]] = []
@@ -41,9 +41,7 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
         FOUND.append(
             {
                 **CASE,
-                "name": kernel.__name__,
-                "module": kernel.__module__.rpartition(".")[2],
-                "before": before_waiting(made.asm["ptx"]),
+                **known_of(kernel, made),
                 "shared": made.metadata.shared,
                 "dtype": str(next((each.dtype for each in args if isinstance(each, torch.Tensor)), None)),
                 "conversions": len(re.findall(r"cvt\S*e4m3x2", code)),
