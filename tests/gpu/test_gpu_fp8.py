@@ -214,7 +214,7 @@ def test_captured(form: str) -> None:
 
 
 @by_form
-@pytest.mark.parametrize("sizes", [(160, 64), (256, 128), (2048, 768)], ids=str)
+@pytest.mark.parametrize("sizes", [(160, 64), (256, 128), (256, 320), (2048, 768)], ids=str)
 @pytest.mark.parametrize("count", [1, 4, 5, 64, 700])
 def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
     """In a few launches and, in float64 or on other cards, all rows through each; any number of rows per expert."""

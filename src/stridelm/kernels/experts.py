@@ -26,6 +26,7 @@ import triton.language as tl
 from stridelm.kernels.dependent import dependent, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, described, store_tile, tile_height
+from stridelm.kernels.row_forms import Rows
 
 MAX_UNSORTED_ROWS = 4
 """Rows up to which pairs are not sorted: few of them share an expert, and a second reader may find it in the cache."""
@@ -168,6 +169,8 @@ class Sorted:
     """[T R] int32, -1 where there is none; empty if each tile has one pair."""
     experts: torch.Tensor
     """[T] each tile's expert; -1 for a tile that is not in use."""
+    mean: int
+    """Pairs of an expert on average, rounded up."""
 
     @property
     def tiles(self) -> int:
@@ -186,8 +189,9 @@ class Sorted:
 def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
     """The pairs of a step; on the device, nothing is known of them here."""
     count = chosen_NK.numel()
+    mean = -(-count // experts)
     if len(chosen_NK) <= MAX_UNSORTED_ROWS:
-        return Sorted(16, chosen_NK.new_empty(0, dtype=torch.int32), chosen_NK.view(-1))
+        return Sorted(16, chosen_NK.new_empty(0, dtype=torch.int32), chosen_NK.view(-1), mean)
     height = height_of(count, experts)
     tiles = min(count, count // height + experts)  # each expert's last tile may be nearly empty
     pairs = chosen_NK.new_empty(tiles * height, dtype=torch.int32)
@@ -206,7 +210,7 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
         num_warps=4 if block <= 1024 else 8,
         **dependent(chosen_NK.device),
     )
-    return Sorted(height, pairs, tile_experts)
+    return Sorted(height, pairs, tile_experts, mean)
 
 
 def height_of(pairs: int, experts: int) -> int:
@@ -228,6 +232,11 @@ def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.devic
     return Tile(64, height, 64, warps=4, stages=4)
 
 
+def dense_rows(order: Sorted, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a row in each place."""
+    return torch.empty(order.places, width, dtype=dtype, device=order.experts.device)
+
+
 def expert_parts(
     x_NH: torch.Tensor, chosen_NK: torch.Tensor, gate_up_QH: torch.Tensor, down_RI: torch.Tensor, activation: str
 ) -> torch.Tensor:
@@ -238,19 +247,21 @@ def expert_parts(
 
 def parts_by(
     multiply: Callable[..., None],
-    x_NH: torch.Tensor,
+    x_NH: Rows,
     chosen_NK: torch.Tensor,
     gate_up: tuple[Any, ...],
     down: tuple[Any, ...],
     activation: str,
+    inner_rows: Callable[[Sorted, int, torch.dtype], Rows] = dense_rows,
 ) -> torch.Tensor:
-    """`expert_parts` by two calls of `multiply`, which takes these after the rows: first the matrix of all experts."""
+    """`expert_parts` by two calls of `multiply`, which takes these after the rows: first the matrix of all experts.
+    inner_rows: memory for gated rows, by places, width and dtype."""
     (rows, each), (width, inner) = chosen_NK.shape, (x_NH.shape[1], down[0].shape[1])
-    parts_NKH = x_NH.new_empty(rows, each, width)
+    parts_NKH = torch.empty(rows, each, width, dtype=x_NH.dtype, device=chosen_NK.device)
     if not rows:
         return parts_NKH
     order = sort_pairs(chosen_NK.contiguous(), down[0].shape[0] // width)
-    inner_TI = x_NH.new_empty(order.places, inner)
+    inner_TI = inner_rows(order, inner, x_NH.dtype)
     multiply(x_NH, *gate_up, order, each, inner_TI, activation)
     multiply(inner_TI, *down, order, each, parts_NKH.view(-1, width), None)
     return parts_NKH

@@ -38,7 +38,7 @@ from stridelm.kernels.fp8_sums import (
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, can_tile, described, finished_tile, store_tile, tile_height
-from stridelm.kernels.quantise import destination, empty_rows, quantise, scale_of
+from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -115,8 +115,8 @@ def _product_kernel(
     if TALL:
         sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)
-    exists_B = output_B < outputs
     if PARTS > 1:
+        exists_B = output_B < outputs
         at_BR = parts + row_R[None, :] * outputs + output_B[:, None]
         exists_BR = exists_B[:, None] & exists_R[None, :]
         tl.store(at_BR + part * rows * outputs, sums, mask=exists_BR)
@@ -126,12 +126,8 @@ def _product_kernel(
     elif y_scales is None:
         store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
     else:
-        made_BR = finished_tile(sums, up_sums, bias, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE).to(tl.float32)
-        scale_R = scale_of(tl.max(tl.where(exists_B[:, None], tl.abs(made_BR), 0.0), 0))
-        q_BR = tl.div_rn(made_BR, tl.broadcast_to(scale_R[None, :], [B, R])).to(y.dtype.element_ty)
-        at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
-        tl.store(at_BR, q_BR, mask=exists_B[:, None] & exists_R[None, :])
-        tl.store(y_scales + tl.program_id(0) * rows + row_R, scale_R, mask=exists_R)
+        made_BR = finished_tile(sums, up_sums, bias, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE)
+        store_quantised_tile(made_BR, y, y_scales, rows, tl.program_id(0), output_B, outputs, row_R, exists_R)
 
 
 def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:

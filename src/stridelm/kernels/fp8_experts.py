@@ -10,19 +10,29 @@ Legend: as in experts.py and fp8.py.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, parts_by, rows_of_tile
+from stridelm.kernels.experts import Sorted, dense_rows, parts_by, rows_of_tile
+from stridelm.kernels.fp8 import DTYPES
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
-from stridelm.kernels.products import Tile, described, store_tile
-from stridelm.kernels.quantise import quantise
+from stridelm.kernels.products import Tile, described, finished_tile, store_tile
+from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+
+FEW_PAIRS = 8
+"""Of an expert, on average. With more, tiles of two stages make gated rows 3% faster; with fewer, up to 3% slower (one
+H100, gpu_kernels.py fp8_expert_tiles)."""
+MAX_QUANTISED_HEIGHT = 32
+"""Of tiles whose gated rows are quantised as they are made."""
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "places"])
 def _product_kernel(
     x,
     x_scales,
@@ -31,7 +41,9 @@ def _product_kernel(
     pairs,
     experts,
     y,
+    y_scales,
     rows,
+    places,
     inputs,
     outputs,
     blocks,
@@ -42,10 +54,12 @@ def _product_kernel(
     G: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     SORTED: tl.constexpr,
+    DTYPE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid (tiles of outputs, T). As in experts.py; x has `rows` rows or places."""
+    """Grid (tiles of outputs, T). As in experts.py; x has `rows` rows or places. y_scales: if given, a gated row is
+    rounded to DTYPE and quantised, a tile's outputs by one scale; y has `places` rows then."""
     wait_for_inputs(DEPENDENT)
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int32)
@@ -88,19 +102,26 @@ def _product_kernel(
         if ACTIVATION is not None:
             up_BR *= up_scale_B[:, None] * scale_R[None, :]
     output_B = first + tl.arange(0, B)
-    store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
+    if y_scales is None:
+        store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
+    else:
+        made_BR = finished_tile(sum_BR, up_BR, None, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE)
+        store_quantised_tile(made_BR, y, y_scales, places, tl.program_id(0), output_B, outputs, target_R, exists_R)
 
 
-def choose_tile(order: Sorted, is_gated: bool) -> Tile:
-    """All give the same bits."""
+def choose_tile(order: Sorted, is_gated: bool, *, quantised: bool = False) -> Tile:
+    """All give the same bits. quantised: a tile has all outputs that share a scale."""
     height = order.height
+    if quantised:
+        return Tile(BLOCK, height, BLOCK, warps=8, stages=2 if order.mean > FEW_PAIRS else 3)
     if height < 128:
-        return Tile(64, height, BLOCK, warps=4, stages=4 if is_gated or height == 16 else 6)
+        stages = 3 if height == 16 else 6
+        return Tile(64, height, BLOCK, warps=4, stages=4 if is_gated else stages)
     return Tile(64 if is_gated else 128, height, BLOCK, warps=8, stages=3)
 
 
 def expert_parts(
-    x_NH: torch.Tensor,
+    x_NH: Rows,
     chosen_NK: torch.Tensor,
     gate_up: tuple[torch.Tensor, torch.Tensor],
     down: tuple[torch.Tensor, torch.Tensor],
@@ -110,24 +131,36 @@ def expert_parts(
 
     gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
     """
-    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation)
+    form = form_of(down[1])
+    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form))
+
+
+def _inner_rows(form: RowForm, order: Sorted, width: int, dtype: torch.dtype) -> Rows:
+    """Memory for gated rows: quantised by the product that makes them where its tiles are few enough rows high to have
+    all outputs that share a scale."""
+    if form is RowForm.BLOCKS and order.is_sorted and order.height <= MAX_QUANTISED_HEIGHT:
+        return empty_rows((order.places, width), form, dtype, order.experts.device)
+    return dense_rows(order, width, dtype)
 
 
 def multiply(
-    x: torch.Tensor,
+    x: Rows,
     weight: torch.Tensor,
     scale: torch.Tensor,
     order: Sorted,
     each: int,
-    y: torch.Tensor,
+    y: Rows,
     activation: str | None,
     tile: Tile | None = None,
 ) -> None:
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    quantised = quantise(x, form_of(scale))
-    tile = tile or choose_tile(order, activation is not None)
+    quantised = x if isinstance(x, QuantisedRows) else quantise(x, form_of(scale))
+    assert quantised.form is form_of(scale) and quantised.q_NI.is_contiguous()
+    out, out_scales, each_scale = destination(y, BLOCK)
+    tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
+    assert out_scales is None or tile.outputs == each_scale
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
         quantised.q_NI,
         quantised.scales_SN,
@@ -135,8 +168,10 @@ def multiply(
         scale,
         order.pairs,
         order.experts,
-        y,
+        out,
+        out_scales,
         x.shape[0],
+        order.places,
         x.shape[1],
         outputs,
         blocks,
@@ -147,8 +182,9 @@ def multiply(
         rows_per_scale(weight.shape[0], scale.shape[0]),
         blocks > 1,
         order.is_sorted,
+        DTYPES[x.dtype],
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **dependent(x.device),
+        **dependent(scale.device),
     )

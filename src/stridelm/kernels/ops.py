@@ -229,9 +229,12 @@ class Ops(Protocol):
         eps: float,
         form: RowForm,
         delta: torch.Tensor | Parts | None = None,
+        *,
+        keeps_dense: bool = False,
     ) -> tuple[torch.Tensor, QuantisedRows]:
         """(x + delta, its norm), bit for bit what `norm`, `add_norm` or, with Parts, `combine_norm` return, but that
-        the norm is then quantised. delta [N, C] may be overwritten; x is not, and is returned if there is no delta."""
+        the norm is then quantised; with `keeps_dense` it is also kept as it is. delta [N, C] may be overwritten; x is
+        not, and is returned if there is no delta."""
         ...
 
     def gate_quantised(self, gate_up_N2I: torch.Tensor, activation: str, form: RowForm) -> QuantisedRows:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, LARGEST, LEAST
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
@@ -43,8 +43,22 @@ def store_quantised(x_B, q, scales, row, first, width, B: tl.constexpr, K: tl.co
 
 
 @triton.jit
+def store_quantised_tile(made_BR, y, scales, rows, tile, output_B, outputs, row_R, exists_R):
+    """Quantise the outputs of a tile's rows, which share one scale, and store them. made: [B, R] of the rows' dtype.
+    rows: of all tiles; tile: the tile's number among those of other outputs."""
+    exists_B = output_B < outputs
+    made_BR = made_BR.to(tl.float32)
+    scale_R = scale_of(tl.max(tl.where(exists_B[:, None], tl.abs(made_BR), 0.0), 0))
+    q_BR = tl.div_rn(made_BR, tl.broadcast_to(scale_R[None, :], made_BR.shape)).to(y.dtype.element_ty)
+    at_BR = y + row_R.to(tl.int64)[None, :] * outputs + output_B[:, None]
+    tl.store(at_BR, q_BR, mask=exists_B[:, None] & exists_R[None, :])
+    tl.store(scales + tile.to(tl.int64) * rows + row_R, scale_R, mask=exists_R)
+
+
+@triton.jit
 def _quantise_blocks_kernel(x, q, scales, width, B: tl.constexpr, K: tl.constexpr, DEPENDENT: tl.constexpr):
     """Grid (N, groups of B columns)."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * B
@@ -56,6 +70,7 @@ def _quantise_blocks_kernel(x, q, scales, width, B: tl.constexpr, K: tl.constexp
 @triton.jit
 def _quantise_rows_kernel(x, q, scales, width, B: tl.constexpr, DEPENDENT: tl.constexpr):
     """Grid (N,): one scale for the whole row, which is read twice."""
+    give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column_B = tl.arange(0, B)
@@ -73,13 +88,16 @@ def _quantise_rows_kernel(x, q, scales, width, B: tl.constexpr, DEPENDENT: tl.co
     tl.store(scales + row, scale)
 
 
-def empty_rows(shape: Sequence[int], form: RowForm, dtype: torch.dtype, device: torch.device) -> QuantisedRows:
-    """Memory for rows [N, I] of a dtype."""
+def empty_rows(
+    shape: Sequence[int], form: RowForm, dtype: torch.dtype, device: torch.device, *, keeps_dense: bool = False
+) -> QuantisedRows:
+    """Memory for rows [N, I] of a dtype. keeps_dense: also as they are before they are quantised."""
     rows, width = shape
     groups = triton.cdiv(width, BLOCK) if form is RowForm.BLOCKS else 1
     q_NI = torch.empty(rows, width, dtype=E4M3, device=device)
     scales_SN = torch.empty(groups, rows, dtype=torch.float32, device=device)
-    return QuantisedRows(q_NI, scales_SN, dtype, form)
+    dense_NI = torch.empty(rows, width, dtype=dtype, device=device) if keeps_dense else None
+    return QuantisedRows(q_NI, scales_SN, dtype, form, dense_NI)
 
 
 def destination(out: Rows, block: int) -> tuple[torch.Tensor, torch.Tensor | None, int]:

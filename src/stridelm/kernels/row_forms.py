@@ -33,6 +33,8 @@ class QuantisedRows:
     dtype: torch.dtype
     """Of the rows, and so of products with them."""
     form: RowForm
+    dense_NI: torch.Tensor | None = None
+    """The rows before they were quantised, where some readers take them as they are."""
 
     @property
     def shape(self) -> torch.Size:
@@ -40,3 +42,11 @@ class QuantisedRows:
 
 
 Rows: TypeAlias = torch.Tensor | QuantisedRows
+
+
+def dense_of(x: Rows) -> torch.Tensor:
+    """The rows before they were quantised, which must have been kept."""
+    if isinstance(x, torch.Tensor):
+        return x
+    assert x.dense_NI is not None
+    return x.dense_NI

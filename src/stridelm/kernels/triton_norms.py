@@ -31,14 +31,26 @@ def rms_scale(sum_of_squares, width: tl.constexpr, eps):
 
 @triton.jit
 def _store_normed(
-    normed_B, dtype: tl.constexpr, out, scales, row, column_B, C: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr
+    normed_B,
+    dtype: tl.constexpr,
+    out,
+    scales,
+    dense,
+    row,
+    column_B,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K: tl.constexpr,
 ):
-    """Round and store a row; with scales, quantise it (quantise.py): K of its columns share one."""
+    """Round and store a row; with scales, quantise it (quantise.py): K of its columns share one. dense: if given, where
+    it is stored as it is too."""
     normed_B = normed_B.to(dtype)
     if scales is None:
         tl.store(out + row * C + column_B, normed_B, mask=column_B < C)
     else:
         store_quantised(normed_B, out, scales, row, 0, C, BLOCK, K)
+    if dense is not None:
+        tl.store(dense + row * C + column_B, normed_B, mask=column_B < C)
 
 
 @triton.jit
@@ -48,6 +60,7 @@ def _norm_kernel(
     weight,
     out,
     scales,
+    dense,
     eps,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -56,7 +69,7 @@ def _norm_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
-    one row of x to the next. scales, K: as in _store_normed."""
+    one row of x to the next. scales, dense, K: as in _store_normed."""
     give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +86,7 @@ def _norm_kernel(
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
     normed_B = x_B * scale * weight_B.to(tl.float32)
-    _store_normed(normed_B, x.dtype.element_ty, out, scales, row, column_B, C, BLOCK, K)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K)
 
 
 @triton.jit
@@ -86,6 +99,7 @@ def _combine_norm_kernel(
     total,
     out,
     scales,
+    dense,
     eps,
     C: tl.constexpr,
     PARTS: tl.constexpr,
@@ -95,7 +109,7 @@ def _combine_norm_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored. scales,
-    K: as in _store_normed."""
+    dense, K: as in _store_normed."""
     give_way(tl.num_programs(0), DEPENDENT)
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -110,7 +124,7 @@ def _combine_norm_kernel(
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
     normed_B = x_B * scale * weight_B.to(tl.float32)
-    _store_normed(normed_B, x.dtype.element_ty, out, scales, row, column_B, C, BLOCK, K)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K)
 
 
 @triton.jit
@@ -146,10 +160,15 @@ def norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tens
 
 
 def norm_quantised(
-    x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Tensor, eps: float, form: RowForm
+    x_NC: torch.Tensor,
+    delta_NC: torch.Tensor | None,
+    weight_C: torch.Tensor,
+    eps: float,
+    form: RowForm,
+    keeps_dense: bool,
 ) -> QuantisedRows:
     """What `norm` returns, quantised."""
-    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device)
+    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device, keeps_dense=keeps_dense)
     _norm(x_NC, delta_NC, weight_C, eps, out)
     return out
 
@@ -166,6 +185,7 @@ def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Ten
         whole(weight_C),
         out_NC,
         scales_SN,
+        out.dense_NI if isinstance(out, QuantisedRows) else None,
         eps,
         width,
         x_NC.stride(0) if apart else width,
@@ -213,10 +233,10 @@ def combine_norm(
 
 
 def combine_norm_quantised(
-    of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float, form: RowForm
+    of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float, form: RowForm, keeps_dense: bool
 ) -> tuple[torch.Tensor, QuantisedRows]:
     """The same, with the norm quantised."""
-    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device)
+    out = empty_rows(x_NC.shape, form, x_NC.dtype, x_NC.device, keeps_dense=keeps_dense)
     return _combine_norm(of, x_NC, weight_C, eps, out), out
 
 
@@ -234,6 +254,7 @@ def _combine_norm(of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: fl
         total_NC,
         out_NC,
         scales_SN,
+        out.dense_NI if isinstance(out, QuantisedRows) else None,
         eps,
         width,
         of.parts_NKC.shape[1],

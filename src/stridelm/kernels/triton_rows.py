@@ -224,13 +224,15 @@ class TritonOps:
         eps: float,
         form: RowForm,
         delta: torch.Tensor | Parts | None = None,
+        *,
+        keeps_dense: bool = False,
     ) -> tuple[torch.Tensor, QuantisedRows]:
         if isinstance(delta, Parts):
-            return combine_norm_quantised(delta, x_NC, weight_C, eps, form)
+            return combine_norm_quantised(delta, x_NC, weight_C, eps, form, keeps_dense)
         if delta is None:
-            return x_NC, norm_quantised(x_NC, None, weight_C, eps, form)
+            return x_NC, norm_quantised(x_NC, None, weight_C, eps, form, keeps_dense)
         total_NC, x_NC = whole(delta), whole(x_NC)  # the sum is written over delta, and x may be the caller's
-        return total_NC, norm_quantised(total_NC, x_NC, weight_C, eps, form)
+        return total_NC, norm_quantised(total_NC, x_NC, weight_C, eps, form, keeps_dense)
 
     def gate_quantised(self, gate_up_N2I: torch.Tensor, activation: str, form: RowForm) -> QuantisedRows:
         if form is RowForm.WHOLE:  # no program has a whole row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.products import Tile
 from stridelm.kernels.quantise import quantise
-from stridelm.kernels.row_forms import QuantisedRows, RowForm
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, dense_of
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
@@ -115,16 +116,17 @@ def check_quantised_norms(ops: Ops, count: int, width: int, form: str, dtype: to
     parts = noise(4, count, 3, width, dtype=dtype, device=device)
     of = Parts(parts, noise(5, count, 3, dtype=torch.float32, device=device).abs(), delta)
     asked = weight, 1e-5, ROW_FORMS[form]
-    total, got = ops.norm_quantised(x, *asked)
-    assert torch.equal(total, kept)
-    check_same(got, quantise(ops.norm(x, weight, 1e-5), asked[2]))
     for given, (wanted, normed) in (
-        (delta.clone(), ops.add_norm(delta.clone(), x, weight, 1e-5)),
+        (None, (kept, ops.norm(x, weight, 1e-5))),
+        (delta, ops.add_norm(delta.clone(), x, weight, 1e-5)),
         (of, ops.combine_norm(of, x, weight, 1e-5)),
     ):
-        total, got = ops.norm_quantised(x, *asked, given)
-        assert torch.equal(total, wanted) and torch.equal(x, kept)
-        check_same(got, quantise(normed, asked[2]))
+        for keeps_dense in (False, True):
+            added = given.clone() if isinstance(given, torch.Tensor) else given
+            total, got = ops.norm_quantised(x, *asked, added, keeps_dense=keeps_dense)
+            assert torch.equal(total, wanted) and torch.equal(x, kept)
+            check_same(got, quantise(normed, asked[2]))
+            assert torch.equal(dense_of(got), normed) if keeps_dense else got.dense_NI is None
 
 
 def check_quantised_gate(ops: Ops, count: int, width: int, form: str, dtype: torch.dtype, device: str) -> None:
@@ -238,6 +240,9 @@ class ExpertsCase:
         """Each part is its expert's product by definition of what the gate made, and a row's bits are its own."""
         got = self.run(products, ops)
         assert got.dtype == self.dtype
+        form = plain_fp8.form_of(self.layer.get_parameter("gate_up_scale"))
+        given = replace(quantise(self.x, form), dense_NI=self.x)
+        assert torch.equal(products(replace(self.inputs(self.chosen), x=given), ops), got)
         for row, expert in [(0, 0), (len(self.x) // 2, 1), (len(self.x) - 1, 0)]:
             name = str(int(self.chosen[row, expert]))
             x = rows_by_definition(self.x[row : row + 1].cpu().double(), self.form)

@@ -68,11 +68,10 @@ def main() -> None:
             product(x, empty(4096, 4096), scale, None, arrivals=arrivals, tile=tile)
     for rows in (1, 16, 4096):
         x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
-        gate_up, down = (
-            (empty(8 * 256, 256), empty(16, 2, eight=False)),
-            (empty(8 * 256, 128), empty(16, 1, eight=False)),
-        )
-        expert_parts(x, chosen, gate_up, down, "silu")
+        for inner in (128, 256):
+            gate_up = empty(8 * 2 * inner, 256), empty(8 * 2 * inner // 128, 2, eight=False)
+            down = empty(8 * 256, inner), empty(16, inner // 128, eight=False)
+            expert_parts(x, chosen, gate_up, down, "silu")
     print(json.dumps(FOUND))
 
 

@@ -170,7 +170,7 @@ def test_rows_are_their_own(form: str) -> None:
 
 @INTERPRETED
 @by_form
-@pytest.mark.parametrize("sizes", [(160, 64), (128, 256), (80, 48)], ids=str)
+@pytest.mark.parametrize("sizes", [(160, 64), (128, 256), (80, 48), (64, 208)], ids=str)
 @pytest.mark.parametrize("count", [3, 40])
 def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
     """One after another, all through each, and in few launches."""
@@ -210,7 +210,7 @@ def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     """For compute capability 9.0 all products compile to instructions on e4m3, and no register is spilt."""
     kernels = compiled("fp8_compiles", tmp_path)
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
-    assert len(products) == 36 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
+    assert len(products) == 42 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
     assert not any(kernel["stack"] for kernel in kernels)
 

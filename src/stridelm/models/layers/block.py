@@ -184,7 +184,9 @@ class Stream:
         form = reader.row_form
         if form is None or self._after is not None:
             return self.norm(weight_H)
-        self.x, normed = self.ops.norm_quantised(self.x, weight_H, self.eps, form, self._waiting)
+        self.x, normed = self.ops.norm_quantised(
+            self.x, weight_H, self.eps, form, self._waiting, keeps_dense=reader.reads_dense
+        )
         self._waiting = None
         return normed
 

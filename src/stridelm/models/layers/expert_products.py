@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Ops
+from stridelm.kernels.row_forms import Rows, dense_of
 from stridelm.models.layers.products import PackedProduct, Product, chosen, runs_in_order, tiled_product
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ FEW_ROWS = 128
 class ExpertsInput:
     """Rows, the experts that each has chosen, and the matrices of all experts, one below the other."""
 
-    x_NH: torch.Tensor
+    x: Rows
+    """[N, H]; those of a mixture's `row_form` have been kept as they were too."""
     chosen_NK: torch.Tensor
     """int64."""
     gate_up_QH: torch.Tensor
@@ -44,6 +46,10 @@ class ExpertsInput:
     down_RI: torch.Tensor
     """H rows per expert."""
     activation: str
+
+    @property
+    def x_NH(self) -> torch.Tensor:
+        return dense_of(self.x)
 
     @property
     def matrices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

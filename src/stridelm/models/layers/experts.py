@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops, Parts, Routing
+from stridelm.kernels.row_forms import RowForm, Rows, dense_of
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput, GroupedExperts
 from stridelm.models.layers.linear import Linear, Stack, Storable, WeightFormat
@@ -66,18 +67,27 @@ class Mixture(ModelPart):
         self.experts = Experts(spec, site)
         self.shared = None if spec.shared is None else spec.shared.build(site)
 
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        return self.experts.row_form
+
+    @property
+    def reads_dense(self) -> bool:
+        return True
+
+    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         return self.shard.sum(ops.combine(*self._parts(x, ops)))
 
-    def parts(self, x: torch.Tensor, ops: Ops) -> torch.Tensor | Parts:
+    def parts(self, x: Rows, ops: Ops) -> torch.Tensor | Parts:
         """The same before it is summed, unless ranks have shares of it."""
         return self._parts(x, ops) if self.shard.world == 1 else self(x, ops)
 
-    def _parts(self, x: torch.Tensor, ops: Ops) -> Parts:
-        chosen_NK, weights_NW = self.router(x, ops)
+    def _parts(self, x: Rows, ops: Ops) -> Parts:
+        chosen_NK, weights_NW = self.router(dense_of(x), ops)
         if self.shared is None:
             return Parts(self.experts(x, chosen_NK, ops), weights_NW)
-        parts_NKH, shared_NH = self.experts.with_shared(x, chosen_NK, self.shared, x, ops)
+        shared_x = x if self.shared.row_form is self.row_form else dense_of(x)
+        parts_NKH, shared_NH = self.experts.with_shared(x, chosen_NK, self.shared, shared_x, ops)
         return Parts(parts_NKH, weights_NW, shared_NH)
 
     def slots(self, theirs: str = "") -> Slots:
@@ -117,19 +127,27 @@ class Experts(Storable):
         self.format = weight_format
         self.products: ExpertProducts = weight_format.plain_experts(self)
 
-    def forward(self, x: torch.Tensor, chosen_NK: torch.Tensor, ops: Ops) -> torch.Tensor:
+    @property
+    def row_form(self) -> RowForm | None:
+        return getattr(self.products, "row_form", None)
+
+    def forward(self, x: Rows, chosen_NK: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, K, width]: what each chosen expert makes of the row, as far as this rank has its matrices."""
         return self.products(ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation), ops)
 
     def with_shared(
-        self, x: torch.Tensor, chosen_NK: torch.Tensor, shared: GatedMLP, shared_x: torch.Tensor, ops: Ops
+        self, x: Rows, chosen_NK: torch.Tensor, shared: GatedMLP, shared_x: Rows, ops: Ops
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and this rank's summand of what an MLP of the same activation makes of `shared_x`, [N, width]: in
         the same launches, if both have kernels that add alike."""
         products, ours = self.products, (shared.gate_up, shared.down)
-        if isinstance(products, GroupedExperts) and products.takes_shared(len(x)) and all(map(_adds_in_order, ours)):
+        if (
+            isinstance(products, GroupedExperts)
+            and products.takes_shared(x.shape[0])
+            and all(map(_adds_in_order, ours))
+        ):
             inputs = ExpertsInput(x, chosen_NK, self.gate_up, self.down, self.activation)
-            return products.with_shared(inputs, shared_x, shared.gate_up.weight, shared.down.weight)
+            return products.with_shared(inputs, dense_of(shared_x), shared.gate_up.weight, shared.down.weight)
         return self(x, chosen_NK, ops), shared.share(shared_x, ops)
 
     def choose_products(self, *, deterministic: bool) -> None:

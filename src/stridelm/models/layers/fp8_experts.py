@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from stridelm.kernels.ops import Ops
-from stridelm.kernels.plain_fp8 import plain_product
+from stridelm.kernels.plain_fp8 import form_of, plain_product
+from stridelm.kernels.row_forms import RowForm
 from stridelm.models.layers.expert_products import (
     ExpertProducts,
     ExpertsInput,
@@ -49,12 +50,16 @@ class FP8Experts:
 class GroupedFP8Experts(FP8Experts):
     """All experts in a few launches (kernels/fp8_experts.py)."""
 
+    @property
+    def row_form(self) -> RowForm:
+        return form_of(self.layer.get_parameter("gate_up_scale"))
+
     def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
         from stridelm.kernels.fp8_experts import expert_parts
 
         if inputs.x_NH.dtype == torch.float64:
             return super().__call__(inputs, ops)
-        return expert_parts(inputs.x_NH, inputs.chosen_NK, *self.tensors(), inputs.activation)
+        return expert_parts(inputs.x, inputs.chosen_NK, *self.tensors(), inputs.activation)
 
 
 def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:

@@ -108,6 +108,11 @@ class ModelPart(nn.Module):
         """The form in which its rows may also be passed to it; None: only dense."""
         return None
 
+    @property
+    def reads_dense(self) -> bool:
+        """Whether it also reads rows of that form as they were before they were quantised."""
+        return False
+
     def slots(self, theirs: str = "") -> Slots:
         """theirs: the module's prefix in the checkpoint. Names in slots are relative to the module."""
         raise NotImplementedError
