@@ -15,6 +15,8 @@ from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
 from rich.table import Table
 from timing import graph_us
 
+from stridelm.kernels.experts import Sorted
+from stridelm.kernels.products import Tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 FP8_SHAPES = {
@@ -176,8 +178,6 @@ def fp8_many(settings: Settings) -> Section:
 def fp8_tiles(settings: Settings) -> Section:
     from triton.runtime.errors import OutOfResources
 
-    from stridelm.kernels.products import Tile
-
     found = []
     for shape, rows in itertools.product(FP8_SHAPES, (1, 16, 64, 256, 2048)):
         height = next((size for size in (16, 32, 64) if rows <= size), 128)
@@ -192,6 +192,68 @@ def fp8_tiles(settings: Settings) -> Section:
             name = "as chosen" if tile is None else str(astuple(tile))
             found.append({"rows": rows, "stage": shape, "form": name, "us": us})
     return Section([expert_tiles_table(found, "fp8: (outputs, rows, inputs, warps, stages)")], found)
+
+
+TILED_ROWS = (1, 2, 4, 16, 64, 256)
+
+
+def fp8_expert_tiles(settings: Settings) -> Section:
+    from triton.runtime.errors import OutOfResources
+
+    weights = drawn_fp8(EXPERTS * 2 * INNER, WIDTH), drawn_fp8(EXPERTS * WIDTH, INNER)
+    found = []
+    for rows in TILED_ROWS:
+        layer = FP8Experts(rows, *weights)
+        height = layer.orders[0].height
+        forms: list[tuple[int, int, int] | None] = [None]
+        forms += [(64, 4, stages) for stages in (3, 4, 6)]
+        forms += [(128, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
+        for stage, form in itertools.product(("gate and up", "gate and up, quantised", "down"), forms):
+            tile = None if form is None else Tile(form[0], height, 128, *form[1:])
+            if "quantised" in stage and tile is not None and tile.outputs < 128:
+                continue
+            try:
+                us = graph_us(layer.calls(stage, tile), settings.replays)
+            except (RuntimeError, OutOfResources):  # too much shared memory
+                continue
+            name = "as chosen" if tile is None else str(astuple(tile))
+            found.append({"rows": rows, "stage": stage, "form": name, "us": us})
+    return Section([expert_tiles_table(found, "fp8 experts: (outputs, pairs, inputs, warps, stages)")], found)
+
+
+class FP8Experts:
+    """Both products of a step's rows, which are quantised already."""
+
+    def __init__(
+        self, rows: int, gate_up: tuple[torch.Tensor, torch.Tensor], down: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        from stridelm.kernels.experts import sort_pairs
+        from stridelm.kernels.quantise import quantise
+
+        choices = [torch.randn(rows, EXPERTS, device="cuda").topk(EACH).indices for _ in range(EXPERT_CALLS)]
+        self.gate_up, self.down = gate_up, down
+        self.orders = [sort_pairs(chosen, EXPERTS) for chosen in choices]
+        shapes = (rows, WIDTH), (self.orders[0].places, INNER)
+        x, self.inner = (torch.randn(*shape, device="cuda").bfloat16() for shape in shapes)
+        self.parts = x.new_empty(rows * EACH, WIDTH)
+        self.x, self.gated = quantise(x, RowForm.BLOCKS), quantise(self.inner, RowForm.BLOCKS)
+
+    def calls(self, stage: str, tile: Tile | None) -> list[Callable[[], object]]:
+        """Of "down", or of "gate and up", which leaves rows as they are, to be quantised in a launch of its own, or
+        quantises them."""
+        from stridelm.kernels.fp8_experts import multiply
+        from stridelm.kernels.quantise import quantise
+
+        def run(order: Sorted) -> None:
+            if stage == "down":
+                multiply(self.gated, *self.down, order, EACH, self.parts, None, tile)
+            elif "quantised" in stage:
+                multiply(self.x, *self.gate_up, order, EACH, self.gated, "silu", tile)
+            else:
+                multiply(self.x, *self.gate_up, order, EACH, self.inner, "silu", tile)
+                quantise(self.inner, RowForm.BLOCKS)
+
+        return [partial(run, order) for order in self.orders]
 
 
 STEP_SHAPES = tuple(shape for shape in FP8_SHAPES if shape.startswith("8B"))
@@ -217,8 +279,6 @@ def step_tiles(rows: int, is_gated: bool) -> list[tuple[int, int, int, int, int]
 
 def fp8_steps(settings: Settings) -> Section:
     from triton.runtime.errors import OutOfResources
-
-    from stridelm.kernels.products import Tile
 
     found = []
     for shape, rows in itertools.product(STEP_SHAPES, STEP_ROWS):

@@ -61,6 +61,9 @@ library, and in bfloat16 by the library; `ratio` is bfloat16 over the library.
 fp8_tiles, the dense products of `fp8` with other tiles (outputs, rows, inputs, warps, stages): the default choice and
 the five best.
 
+fp8_expert_tiles, both products of the experts of `fp8` with rows that are quantised already and other tiles; the first
+leaves rows to be quantised by a launch that is timed with it, or quantises them.
+
 shapes, the launches of `attention` with other block sizes and numbers of programs: the default choice and the five
 best. A choice is good if it is near the best everywhere.
 """
@@ -77,7 +80,7 @@ from typing import Any
 import torch
 from attention_kernels import attention, attention_eight_bits, shapes
 from expert_kernels import expert_tiles, experts, shared_experts
-from fp8_kernels import fp8, fp8_many, fp8_steps, fp8_tiles
+from fp8_kernels import fp8, fp8_expert_tiles, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_eight_bits, latent_few, latent_shapes
@@ -102,6 +105,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "fp8_steps": fp8_steps,
     "fp8_many": fp8_many,
     "fp8_tiles": fp8_tiles,
+    "fp8_expert_tiles": fp8_expert_tiles,
 }
 
 
