@@ -91,7 +91,7 @@ class PagePool:
         ops = ops or step_ops_for(device)
         self._moves = {group: ops.mover(tensors) for group in pages if (tensors := self._tensors(group))}
         """Page group -> function that moves its layers' entries."""
-        self._stored: dict[tuple[int, ...], StoredLayers] = {}
+        self._stored: dict[tuple[tuple[int, ...], LayerStates | None], StoredLayers] = {}
         self.budget = self.bytes_at(pages)
         """Bytes that all groups may take together, pools beside this one included."""
 
@@ -166,18 +166,20 @@ class PagePool:
             target = _slots(pages, base[:, None] + depth, self.page_size)
             self.compact(group, torch.where(keep, source, 0).flatten(), torch.where(keep, target, 0).flatten())
 
-    def stored(self, layers: tuple[int, ...]) -> StoredLayers:
-        """Layers with keys and values, by number."""
-        found = self._stored.get(layers)
+    def stored(self, layers: tuple[int, ...], read: LayerStates | None = None) -> StoredLayers:
+        """Layers with keys and values, by number. read: what each reader makes of its layer's entries, if not what the
+        layer itself does."""
+        found = self._stored.get((layers, read))
         if found is None:
-            states = [state for layer in layers if isinstance(state := self.read[layer], HeadsKV)]
+            read_as = [self.read[layer] for layer in layers] if read is None else read
+            states = [state for state in read_as if isinstance(state, HeadsKV)]
             once = tuple(dict.fromkeys(states))
             rows = []
             for layer, state in zip(layers, states, strict=True):
                 keys, values = self.entries[layer]["keys"], self.entries[layer]["values"]
                 window, shared = state.window or sys.maxsize, state.heads // state.kv_heads
                 rows.append((keys.data_ptr(), values.data_ptr(), once.index(state), window, shared, bits(state.scale)))
-            found = self._stored[layers] = StoredLayers(once, np.array(rows))
+            found = self._stored[layers, read] = StoredLayers(once, np.array(rows))
         return found
 
     def compact(self, group: str, source_N: torch.Tensor, target_N: torch.Tensor) -> None:

@@ -69,11 +69,10 @@ class EagerRunner:
         tapped: dict[int, torch.Tensor] = {}
 
         def tap(layer: int, x_NH: torch.Tensor) -> None:
-            if layer in self.taps:
-                goes_on = rows_M is not None and layer > self.model.last_storing
-                tapped[layer] = spread(x_NH, rows_M, len(ids_N)) if goes_on else x_NH.clone()
+            goes_on = rows_M is not None and layer > self.model.last_storing
+            tapped[layer] = spread(x_NH, rows_M, len(ids_N)) if goes_on else x_NH.clone()
 
-        final = self.model(ModelInput(ids_N, positions_N, mix, tap if self.taps else None, rows_M))
+        final = self.model(ModelInput(ids_N, positions_N, mix, tap, self.taps, rows_M))
         return States(spread(final, rows_M, len(ids_N)), tapped)
 
     def logits(self, states: States, batch: ForwardBatch) -> Logits:

@@ -36,12 +36,11 @@ def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) 
     inputs: dict[int, torch.Tensor] = {}
 
     def tap(layer: int, x_NH: torch.Tensor) -> None:
-        if layer in taps:
-            inputs[layer] = x_NH.clone()
+        inputs[layer] = x_NH.clone()
 
     batch, length = ids_BL.shape
     positions = flat_positions(batch, length, ids_BL.device)
-    return States(target(ModelInput(ids_BL.flatten(), positions, DenseMix(batch), tap)), inputs)
+    return States(target(ModelInput(ids_BL.flatten(), positions, DenseMix(batch), tap, taps)), inputs)
 
 
 class ChainMix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 
 from stridelm import LLM, SamplingParams
+from stridelm.draft.frozen_kv.drafter import FrozenKVDrafter
 from stridelm.draft.head_drafter import HeadDrafter
 from stridelm.models import MODELS
 from stridelm.models.layers.block import Block, CompiledBlocks
 from stridelm.models.layers.products import PackedProduct
+from support.checkpoints.assistants import write_assistant
+from support.checkpoints.heads import write_eagle
 from support.checkpoints.models import SMALL_OF
 from support.doubles.stand import Stand
 
@@ -67,15 +71,19 @@ def test_compiled_blocks(kind: str, options: dict[str, object], checkpoint: Call
         assert outputs() == whole
 
 
-def test_compiled_head(checkpoint: Callable[..., Path]) -> None:
-    """A draft head's block of which some rows only write their entries: prompts, and drafts that are followed. The
-    entries, and the states that drafts grow from, have the same bits as those of its parts."""
+@pytest.mark.parametrize("head", ["mtp", "eagle", "eagle1"])
+def test_compiled_head(head: str, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """A draft head's block, one without a norm before its attention too, of which some rows only write their entries:
+    prompts, and drafts that are followed. The entries, and the states that drafts grow from, have the same bits as
+    those of its parts; so do the target's states that a head reads, between the calls of the layers around them."""
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True, **SIZES), "bfloat16")
     prompts, params = PROMPTS[:4], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    kept = []
+    name, kept, given = head.rstrip("1"), [], {}
+    if head == "eagle1":
+        given["drafter_model"] = str(write_eagle(tmp_path / head, stand.path, "eagle1"))
     for compiled in (True, False):
-        engine = stand.llm(drafter="mtp", depth=3, page_size=4).engine
-        drafter = engine.drafters.get("mtp")
+        engine = stand.llm(drafter=name, depth=3, page_size=4, **given).engine
+        drafter, model = engine.drafters.get(name), engine.loaded.model
         assert isinstance(drafter, HeadDrafter)
         blocks = [module for module in drafter.head.modules() if isinstance(module, Block)]
         if not all(block.compiled for block in blocks):
@@ -85,7 +93,12 @@ def test_compiled_head(checkpoint: Callable[..., Path]) -> None:
             if not compiled:
                 block.compiled = None
             elif block.compiled is not None:
-                block.compiled = counted(block.compiled, calls)
+                block.compiled = Counted(block.compiled, calls)
+        if not compiled:
+            model.compiled = None
+            for module in model.modules():
+                if isinstance(module, Block):
+                    module.compiled = None
         requests = []
         for i, prompt in enumerate(prompts):  # one by one: with AMX a call takes at most 16 rows
             requests.append(engine.add(str(i), prompt, params))
@@ -99,14 +112,61 @@ def test_compiled_head(checkpoint: Callable[..., Path]) -> None:
         assert torch.equal(got, wanted)
 
 
-def counted(call: CompiledBlocks, calls: list[int]) -> CompiledBlocks:
-    """Note of each call with rows that only write entries whether it ran."""
+class Counted:
+    """Notes of each call with rows that only write entries whether it ran."""
 
-    def wrapper(*arguments: Any, **options: Any) -> torch.Tensor | None:
-        done = call(*arguments, **options)
+    def __init__(self, blocks: CompiledBlocks, calls: list[int]) -> None:
+        self._blocks, self._calls = blocks, calls
+        self.max_rows = blocks.max_rows
+
+    def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor | None:
+        done = self._blocks(*arguments, **options)
         wanted = arguments[4] if len(arguments) > 4 else options.get("wanted_M")
         if wanted is not None:
-            calls.append(done is not None)
+            self._calls.append(done is not None)
         return done
+
+    def some(self, start: int, stop: int) -> CompiledBlocks:
+        return self._blocks.some(start, stop)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma4"])
+def test_compiled_assistant(
+    kind: str, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that read another model's entries, with and without a window, norm what they add and scale the stream, in
+    one call: the bits of their parts. One row of each of up to five requests, chains and trees."""
+    stand = Stand(checkpoint(kind, **SIZES), "bfloat16")
+    weights = write_assistant(tmp_path / kind, stand.path, hidden_size=64, intermediate_size=192)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    found: list[list[torch.Tensor]] = []
+    for compiled in (True, False):
+        engine = stand.llm(drafter="frozen_kv", drafter_model=str(weights), depth=3, page_size=4).engine
+        drafter = engine.drafters.get("frozen_kv")
+        assert isinstance(drafter, FrozenKVDrafter)
+        head = drafter.head
+        if head.compiled is None:
+            pytest.skip("this CPU has no kernel for few rows that compiled code could call")
+        if not compiled:
+            head.compiled = None
+        made: list[torch.Tensor] = []
+        monkeypatch.setattr(head, "forward", noted(head.forward, made))
+        for i, prompt in enumerate(PROMPTS):
+            engine.add(str(i), prompt, replace(params, speculation={"draft_topk": 2} if i % 2 else None))
+            engine.step()
+        for _ in range(6):
+            engine.step()
+        found.append(made)
+    assert len(found[0]) == len(found[1]) > 20
+    for got, wanted in zip(*found, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def noted(forward: Callable[..., torch.Tensor], made: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Keep what every call returns."""
+
+    def wrapper(*arguments: Any, **options: Any) -> torch.Tensor:
+        made.append(forward(*arguments, **options))
+        return made[-1]
 
     return wrapper

@@ -22,7 +22,7 @@ from stridelm.cache.layout import HeadsKV, LayerState, LayerStates, Shared
 from stridelm.draft.frozen_kv.ordered import Centroids, OrderedHead
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.attention import HeadsSpec
-from stridelm.models.layers.block import Block, Site, Stream
+from stridelm.models.layers.block import Block, CompiledBlocks, Site, Stream
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
@@ -47,6 +47,7 @@ class FrozenKVHead(DraftHead):
         self.pre, self.post = Linear(2 * read, width), Linear(width, read)
         sites = [Site(i, width, spec.norm_eps, self._ropes, shard=target.shard) for i in range(spec.num_layers)]
         self.blocks = nn.ModuleList(Block(layer, site) for layer, site in zip(spec.layers, sites, strict=True))
+        self.compiled: CompiledBlocks | None = None
         self.norm = nn.Parameter(torch.empty(width))
         vocab_size = spec.vocab_size
         self.head = Linear(width, vocab_size) if centroids is None else OrderedHead(width, vocab_size, centroids)
@@ -88,6 +89,9 @@ class FrozenKVHead(DraftHead):
         assert module == 0 and wanted_M is None
         joined = torch.cat((self.target.embed(ids_N), hidden_NH), dim=-1)
         stream = Stream(self.pre(joined), self.ops, self.spec.norm_eps)
+        out_NH = None if self.compiled is None else self.compiled(stream, positions_N, mix, self.norm)
+        if out_NH is not None:
+            return out_NH
         for block in self.blocks:
             block(stream, positions_N, mix)
         return stream.norm(self.norm)

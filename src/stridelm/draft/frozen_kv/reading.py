@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from stridelm.attention.base import PreparedAttention
+from stridelm.attention.base import PagedLayers, PreparedAttention
 from stridelm.cache.layout import LayerStates
 from stridelm.draft.base import Group
 from stridelm.kernels.ops import Ops
 from stridelm.run.heads import HeadRows, TargetRuntime, head_layout, place
 
 
-class TargetMix:
+class TargetMix(PagedLayers):
     """A Mix over the target's entries. Layers of different page groups each have the tables of their own."""
 
     def __init__(
@@ -24,13 +25,23 @@ class TargetMix:
     ) -> None:
         """states, sources: of each layer, what it makes of the entries that it reads, and whose they are."""
         self._states, self._ops, self._rows = tuple(state.read for state in states), ops, rows
-        self._entries = [runtime.runner.pool.entries[source] for source in sources]
+        self._pool, self._sources = runtime.runner.pool, sources
         self._prepared: PreparedAttention = runtime.attention.prepare(rows.geometry)
 
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
         state = self._states[layer]
         mixer = self._prepared.mixer(state)
-        return mixer.mix(state, inputs, self._entries[layer], self._rows.slots[state.group], self._ops)
+        return mixer.mix(
+            state, inputs, self._pool.entries[self._sources[layer]], self._rows.slots[state.group], self._ops
+        )
+
+    def run_layers(
+        self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int], wanted_M: torch.Tensor | None
+    ) -> bool:
+        assert wanted_M is None
+        sources, states = tuple(self._sources[i] for i in layers), tuple(self._states[i] for i in layers)
+        mixer = self._prepared.mixer(states[0])
+        return mixer.run_layers(self._pool.stored(sources, states), self._rows.slots, layers_LF, call)
 
 
 def committed(group: Group, runtime: TargetRuntime, each: int) -> HeadRows:

@@ -29,9 +29,14 @@ import torch
     ACTIVATION,
     DOWN,
     DOWN_BIAS,
-) = range(20)
-"""Of a layer's weights. Products' weights are blocks (product.py); 0 where there is no bias, or are no norms of heads.
-ROTATED is how many of a head's dimensions are rotated, the first ones; ACTIVATION is the number in ACTIVATIONS."""
+    AFTER_MIXER,
+    AFTER_MLP,
+    FACTOR,
+) = range(23)
+"""Of a layer's weights. Products' weights are blocks (product.py); 0 where there is no bias, or are no norms of heads,
+or no norm before attention. KV_HEADS is 0 for a layer that reads another's entries. ROTATED is how many of a head's
+dimensions are rotated, the first ones; ACTIVATION is the number in ACTIVATIONS. AFTER_MIXER and AFTER_MLP are weights
+of norms of what is added to the stream, and the stream is multiplied by FACTOR in the end; 0 where there is none."""
 KEYS, VALUES, KIND, WINDOW, SHARED, SCALE = range(6)
 """Of where a layer's entries are stored and how they are read: which row of the next table has its slots, how far back
 a row sees, query heads per KV head, and the scores' factor."""
@@ -60,11 +65,14 @@ SLOTS, PAGES = range(2)
     LOOKERS,
     LOOKING,
     KEPT,
-) = range(22)
+    READ,
+    READS,
+) = range(24)
 """Of a call, a table of one row. FIRSTS to SEEN_AT are its Geometry's, SEEN_AT the positions by which rows see, and
 POSITIONS those by which they are rotated. X is the residual stream, [ROWS, WIDTH]; DELTA is what is still to be added
 to it, if WAITING; NORM is a norm's weight, 0 for none. LOOKERS are the rows of a single layer that attend and go on,
-LOOKING in number, for which the Geometry is, and KEPT is their stream; LOOKERS is 0 if all do."""
+LOOKING in number, for which the Geometry is, and KEPT is their stream; LOOKERS is 0 if all do. READ is what a single
+layer without a norm before its attention reads, [ROWS, READS]."""
 
 
 @cache

@@ -21,6 +21,8 @@ from stridelm.kernels.host.apart import apart, caller
 from stridelm.kernels.host.arithmetic import in_order, kernel
 from stridelm.kernels.host.columns import (
     ACTIVATION,
+    AFTER_MIXER,
+    AFTER_MLP,
     ANCESTORS,
     COS,
     DELTA,
@@ -28,6 +30,7 @@ from stridelm.kernels.host.columns import (
     DOWN_BIAS,
     DRAFT_ROWS,
     EPS,
+    FACTOR,
     FIRSTS,
     GATE_UP,
     GATE_UP_BIAS,
@@ -53,6 +56,8 @@ from stridelm.kernels.host.columns import (
     QK_NORMS,
     QKV,
     QKV_BIAS,
+    READ,
+    READS,
     REALS,
     ROTATED,
     ROWS,
@@ -73,7 +78,7 @@ from stridelm.kernels.host.columns import (
 )
 from stridelm.kernels.host.geometry import TILE_QUERIES, pool_slots, reach, tiles
 from stridelm.kernels.host.product import multiply_block
-from stridelm.kernels.host.rows import add_row, gelu_row, gelu_tanh_row, norm_row, rope_heads, silu_row
+from stridelm.kernels.host.rows import add_row, gelu_row, gelu_tanh_row, norm_row, rope_heads, scale_row, silu_row
 from stridelm.kernels.host.team import COUNTERS, next_of, tasks_of
 
 PHASES = 9
@@ -134,12 +139,16 @@ def _work(given):
     positions_N = integers(call_F[POSITIONS], (rows,))
     sums, normed = np.empty((rows, simd.OUTPUTS), np.float32), scratch[0, : rows * width].reshape((rows, width))
     simd.configure(simd.configuration(rows))
-    phase = 0
+    phase, after, factor = 0, 0, 0
     for layer in range(len(layers_LF)):
         about, stored = layers_LF[layer], stored_LF[layer]
         adds = call_F[WAITING] != 0 or layer > 0
-        _norm(team, phase, adds, x_NC, delta_NC, halves(about[MIXER_NORM], (width,)), eps, normed)
-        q = _queries(team, phase + 1, normed, about, stored, kinds_KF[stored[KIND]], positions_N, sums, scratch)
+        if about[MIXER_NORM]:
+            _norm(team, phase, adds, x_NC, delta_NC, after, factor, about[MIXER_NORM], eps, normed)
+            read_NI = normed
+        else:
+            read_NI = halves(call_F[READ], (rows, call_F[READS]))
+        q = _queries(team, phase + 1, read_NI, about, stored, kinds_KF[stored[KIND]], positions_N, sums, scratch)
         if call_F[LOOKERS]:
             rows = call_F[LOOKING]
             lookers, kept = integers(call_F[LOOKERS], (rows,)), halves(call_F[KEPT], (rows, width))
@@ -147,38 +156,47 @@ def _work(given):
             delta_NC, sums = halves(call_F[DELTA], (rows, width)), sums[:rows]
             normed = scratch[0, : rows * width].reshape((rows, width))
             simd.configure(simd.configuration(rows))
-        mixed = _attention(team, phase + 4, q, about, stored, sight, scratch)
+        mixed = _attention(team, phase + 4, q, stored, sight, scratch)
         _multiply(team, phase + 5, mixed, about[OUT], about[OUT_BIAS], sums, delta_NC)
-        _norm(team, phase + 6, True, x_NC, delta_NC, halves(about[MLP_NORM], (width,)), eps, normed)
+        _norm(team, phase + 6, True, x_NC, delta_NC, about[AFTER_MIXER], 0, about[MLP_NORM], eps, normed)
         gated = scratch[1, : rows * about[MLP_WIDTH]].reshape((rows, about[MLP_WIDTH]))
         _gate(team, phase + 7, normed, about, sums, gated)
         _multiply(team, phase + 8, gated, about[DOWN], about[DOWN_BIAS], sums, delta_NC)
-        phase += PHASES
+        phase, after, factor = phase + PHASES, about[AFTER_MLP], about[FACTOR]
     simd.release()
     if call_F[NORM]:
         normed = halves(call_F[NORMED], (rows, width))
-        _norm(team, phase, True, x_NC, delta_NC, halves(call_F[NORM], (width,)), eps, normed)
+        _norm(team, phase, True, x_NC, delta_NC, after, factor, call_F[NORM], eps, normed)
 
 
 @in_order
-def _norm(team, phase, adds, x_NC, delta_NC, weight_C, eps, out_NC):
-    """The norm of the stream, to which `delta` is added first if `adds`."""
+def _norm(team, phase, adds, x_NC, delta_NC, after, factor, weight, eps, out_NC):
+    """The norm of the stream, to which `delta` is added first if `adds`: its norm if there is an `after`, the sum times
+    a factor if there is one. after, factor, weight: addresses; 0 for none."""
+    width = x_NC.shape[1]
+    after_C, factor_1 = halves(after, (width if after else 0,)), halves(factor, (1 if factor else 0,))
+    weight_C = halves(weight, (width,))
     for row in tasks_of(team, phase, len(x_NC)):
         if adds:
+            if len(after_C):
+                norm_row(row, delta_NC, after_C, eps, delta_NC)
             add_row(row, x_NC, delta_NC)
+            if len(factor_1):
+                scale_row(row, x_NC, factor_1)
         norm_row(row, x_NC, weight_C, eps, out_NC)
 
 
 @in_order
 def _queries(team, phase, x_NC, about, stored, kind, positions_N, sums, scratch):
     """[N, H, D] the queries of all rows, whose keys and values are stored."""
-    rows, heads, kv_heads, size = len(x_NC), about[HEADS], about[KV_HEADS], about[HEAD_SIZE]
-    both = heads + 2 * kv_heads
+    rows, heads, size = len(x_NC), about[HEADS], about[HEAD_SIZE]
+    both, kv_heads = heads + 2 * about[KV_HEADS], heads // stored[SHARED]
     projected, q = scratch[1, : rows * both * size], scratch[2, : rows * heads * size].reshape((rows, heads, size))
     keys, values = halves(stored[KEYS], (_MANY, kv_heads, size)), halves(stored[VALUES], (_MANY, kv_heads, size))
 
     _multiply(team, phase, x_NC, about[QKV], about[QKV_BIAS], sums, projected.reshape((rows, both * size)))
-    norms = halves(about[QK_NORMS], (2 if about[QK_NORMS] else 0, size))
+    normed = 0 if not about[QK_NORMS] else 2 if about[KV_HEADS] else 1
+    norms = halves(about[QK_NORMS], (normed, size))
     pairs = about[ROTATED] // 2
     cos, sin = floats(about[COS], (_MANY, pairs)), floats(about[SIN], (_MANY, pairs))
     slots, eps = integers(kind[SLOTS], (rows,)), np.int32(about[QK_EPS]).view(np.float32)
@@ -204,10 +222,11 @@ def _kept(team, phase, lookers_M, q_NHD, spare, x_NC, kept_MC):
 
 
 @in_order
-def _attention(team, phase, q_NHD, about, stored, sight, scratch):
+def _attention(team, phase, q_NHD, stored, sight, scratch):
     """[N, H D] the values of all heads side by side."""
     slots_KRL, tiles_KT3, counts_K, limits_N, bases_N, ancestors_N = sight
-    (rows, heads, size), kv_heads, number = q_NHD.shape, about[KV_HEADS], stored[KIND]
+    (rows, heads, size), number = q_NHD.shape, stored[KIND]
+    kv_heads = heads // stored[SHARED]
     tiles_T3, mixed = tiles_KT3[number, : counts_K[number]], scratch[3, : rows * heads * size]
     keys, values = halves(stored[KEYS], (_MANY, kv_heads, size)), halves(stored[VALUES], (_MANY, kv_heads, size))
 

@@ -87,13 +87,13 @@ class HostOps(QuantisesAfterwards):
         value_scale: float = 1.0,
     ) -> torch.Tensor:
         eight_bits = keys_PGD.dtype != qkv_NXD.dtype
-        if not rope.kv_heads or rope.normed_values or rope.keys_as_values or eight_bits:
+        if eight_bits or (rope.kv_heads and (rope.normed_values or rope.keys_as_values)):
             return plain.rope_and_store(qkv_NXD, rope, keys_PGD, values_PGD, slots_N, key_scale, value_scale)
         count, _, size = qkv_NXD.shape
         q = qkv_NXD.new_empty(count, rope.heads, size)
         rows.rope_and_store(
             array(qkv_NXD),
-            NO_NORMS if rope.norms is None else array(rope.norms.view(2, size)),
+            NO_NORMS if rope.norms is None else array(rope.norms.view(-1, size)),
             np.float32(rope.eps),
             array(rope.positions),
             array(rope.cos_LF),

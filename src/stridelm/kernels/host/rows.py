@@ -36,6 +36,12 @@ def add_row(row, x_NC, delta_NC):
         x_NC[row, i] = narrow(widen(x_NC[row, i]) + widen(delta_NC[row, i]), x_NC)
 
 
+@in_order
+def scale_row(row, x_NC, factor_1):
+    for i in range(x_NC.shape[1]):
+        x_NC[row, i] = narrow(widen(x_NC[row, i]) * widen(factor_1[0]), x_NC)
+
+
 @kernel
 def norm(x_NC, weight_C, eps, out_NC):
     """Root-mean-square norm of each row."""
@@ -125,10 +131,10 @@ def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF
     """`rope_and_store` of one row, for one KV head and the query heads that share it."""
     heads, kv_heads, size = q_NHD.shape[1], keys_PGD.shape[1], q_NHD.shape[2]
     pairs, shared = cos_LF.shape[1], heads // kv_heads
-    normalised = weights_2D.shape[0] > 0
+    normalised, stores = weights_2D.shape[0] > 0, qkv_NXD.shape[1] > heads
     slot, position = slots_N[row], positions_N[row]
     lane = np.empty(size, np.float32)
-    for i in range(shared + 1):
+    for i in range(shared + 1 if stores else shared):
         is_query = i < shared
         head = group * shared + i if is_query else heads + group
         scale = _inverse_rms(qkv_NXD[row, head], eps) if normalised else np.float32(1)
@@ -147,15 +153,16 @@ def rope_heads(row, group, qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF
                 q_NHD[row, head, d] = narrow(lane[d], q_NHD)
             else:
                 keys_PGD[slot, group, d] = narrow(lane[d], keys_PGD)
-    for d in range(size):
-        values_PGD[slot, group, d] = qkv_NXD[row, heads + kv_heads + group, d]
+    if stores:
+        for d in range(size):
+            values_PGD[slot, group, d] = qkv_NXD[row, heads + kv_heads + group, d]
 
 
 @kernel
 def rope_and_store(qkv_NXD, weights_2D, eps, positions_N, cos_LF, sin_LF, slots_N, q_NHD, keys_PGD, values_PGD):
     """Normalise queries and keys head by head (unless weights_2D is empty), rotate their first 2 F dimensions by their
     row's position, and write keys and values to their slots. qkv_NXD holds H query heads, then G key heads, then G
-    value heads."""
+    value heads, or queries alone."""
     for row in prange(qkv_NXD.shape[0]):
         for group in range(keys_PGD.shape[1]):
             rope_heads(

@@ -15,7 +15,7 @@ import torch
 from stridelm.kernels.host import pair_attention, simd
 from stridelm.kernels.host.arithmetic import follow_torch
 from stridelm.kernels.host.attention import attend
-from stridelm.kernels.host.columns import KEPT, ROWS, THREADS
+from stridelm.kernels.host.columns import READS, ROWS, THREADS
 from stridelm.kernels.host.experts import FewRowsOfExperts
 from stridelm.kernels.host.geometry import pool_slots, reach, tiles
 from stridelm.kernels.host.layer import run_layers
@@ -104,6 +104,6 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
 
 def _run_layers_once() -> None:
     """For no layer, which reads nothing of its row."""
-    call, table = np.zeros(KEPT + 1, np.int64), np.zeros((0, 0), np.int64)
+    call, table = np.zeros(READS + 1, np.int64), np.zeros((0, 0), np.int64)
     call[THREADS], call[ROWS] = follow_torch(), 1
     run_layers(call, table, table, table)

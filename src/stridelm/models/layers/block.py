@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from stridelm.parallel.shard import ONE, Shard
 
 
 class Tap(Protocol):
-    """Called with the residual stream at each layer, for callers that need more than the last state."""
+    """Called with the residual stream at some layers, for callers that need more than the last state."""
 
     def __call__(self, layer: int, x_NH: torch.Tensor) -> None:
         """x: the input of layer `layer`, before its norm. It may be overwritten afterwards: copy what you keep."""
@@ -190,6 +190,11 @@ class Stream:
         self._waiting = None
         return normed
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is a deferred addition."""
+        return self._waiting is not None
+
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """The stream without the deferred addition, the latter, and whether there is one; both may be overwritten."""
         assert self._after is None
@@ -237,6 +242,9 @@ class Stream:
 class CompiledBlocks(Protocol):
     """Consecutive blocks as one call, for some steps."""
 
+    max_rows: int
+    """Of such a step."""
+
     def __call__(
         self,
         stream: Stream,
@@ -244,10 +252,24 @@ class CompiledBlocks(Protocol):
         mix: Mix,
         norm_H: torch.Tensor | None = None,
         wanted_M: torch.Tensor | None = None,
+        read_NC: Rows | None = None,
     ) -> torch.Tensor | None:
         """What the blocks' `forward` does with these arguments, and then the stream's norm, which is returned; without
         a norm, what is returned is meaningless. None if it cannot, and has done nothing."""
         ...
+
+    def some(self, start: int, stop: int) -> CompiledBlocks:
+        """Those of these blocks from number `start` up to `stop`."""
+        ...
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A module whose blocks follow one another."""
+
+    blocks: nn.ModuleList
+    compiled: CompiledBlocks | None
+    """All of them, and the norm after the last."""
 
 
 class Block(ModelPart):
@@ -290,7 +312,7 @@ class Block(ModelPart):
         read: the mixer's input, if the block has no norm before it.
         """
         if tap is None and self.compiled is not None:
-            if self.compiled(stream, positions_N, mix, wanted_M=wanted_M) is not None:
+            if self.compiled(stream, positions_N, mix, wanted_M=wanted_M, read_NC=read_NC) is not None:
                 return
         if self.mixer_norm is not None:
             read_NC = stream.norm_for(self.mixer_norm, self.mixer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,9 +13,9 @@ from torch import nn
 from stridelm.attention.base import Mix, PagedLayers
 from stridelm.kernels.host import columns
 from stridelm.kernels.ops import ACTIVATIONS
+from stridelm.kernels.row_forms import Rows, dense_of
 from stridelm.models.layers.attention import Attention
-from stridelm.models.layers.block import Block, Stream
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.block import Block, HasBlocks, Stream
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.mlp import GatedMLP
 from stridelm.models.layers.products import PackedProduct
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Let each block that can be one call be one, and all of a decoder's too. After `set_products`."""
+    """Let each block that can be one call be one, and all of a model's or a head's too. After `set_products`."""
     for module in model.modules():
         if isinstance(module, Block):
             module.compiled = CompiledLayers.of([module])
-        elif isinstance(module, Decoder):
+        elif isinstance(module, HasBlocks):
             module.compiled = CompiledLayers.of([block for block in module.blocks if isinstance(block, Block)])
 
 
@@ -39,14 +40,26 @@ class CompiledLayers:
     def __init__(self, blocks: Sequence[Block], parts: Sequence[_Parts]) -> None:
         self.layers = tuple(block.layer for block in blocks)
         self.max_rows = min(product.max_rows for part in parts for product in part.products)
-        self._table = np.array([part.row() for part in parts])
-        self._blocks, self._parts = blocks, parts  # kept, because the table has their addresses
+        self._blocks, self._parts = blocks, parts
+        self._reads = any(block.mixer_norm is None for block in blocks)
+        self._changes_sums = any(block.spec.norms_after or block.spec.scaled for block in blocks)
+        self._some: dict[tuple[int, int], CompiledLayers] = {(0, len(blocks)): self}
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> CompiledLayers | None:
         """None if a block has other parts, or products that compiled code cannot call."""
         parts = [part for part in map(_Parts.of, blocks) if part is not None]
         return cls(blocks, parts) if parts and len(parts) == len(blocks) else None
+
+    @cached_property
+    def _table(self) -> np.ndarray[Any, Any]:
+        """Made by the first call: a head's rotary tables are computed after its products are chosen."""
+        return np.array([part.row() for part in self._parts])
+
+    def some(self, start: int, stop: int) -> CompiledLayers:
+        if (start, stop) not in self._some:
+            self._some[start, stop] = CompiledLayers(self._blocks[start:stop], self._parts[start:stop])
+        return self._some[start, stop]
 
     def __call__(
         self,
@@ -55,12 +68,18 @@ class CompiledLayers:
         mix: Mix,
         norm_H: torch.Tensor | None = None,
         wanted_M: torch.Tensor | None = None,
+        read_NC: Rows | None = None,
     ) -> torch.Tensor | None:
         if not (0 < stream.x.shape[0] <= self.max_rows and isinstance(mix, PagedLayers)):
             return None
+        if self._reads and not (isinstance(read_NC, torch.Tensor) and len(self.layers) == 1):
+            return None
         if wanted_M is not None and not (len(wanted_M) and len(self.layers) == 1):
             return None
+        if self._changes_sums and (norm_H is None or stream.waits):  # only the call itself does what it defers
+            return None
         x, delta, waiting = stream.parts()
+        assert not (self._reads and waiting)
         kept = x if wanted_M is None else x.new_empty(len(wanted_M), x.shape[1])
         out = delta if norm_H is None else torch.empty_like(kept)
         dtype = torch.bfloat16
@@ -76,6 +95,7 @@ class CompiledLayers:
             0 if wanted_M is None else columns.address(wanted_M, torch.int64),
             len(kept),
             columns.address(kept, dtype),
+            *((0, 0) if read_NC is None else (columns.address(dense_of(read_NC), dtype), read_NC.shape[1])),
         ]
         if not mix.run_layers(self.layers, self._table, call, wanted_M):
             return None
@@ -92,11 +112,12 @@ class _Parts:
     @classmethod
     def of(cls, block: Block) -> _Parts | None:
         attention, mlp = block.mixer, block.mlp
-        if not (isinstance(attention, Attention) and isinstance(mlp, GatedMLP)) or block.mixer_norm is None:
+        if not (isinstance(attention, Attention) and isinstance(mlp, GatedMLP)):
             return None
         linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         products = [few for few in map(_few, linears) if few is not None]
-        plain = block.spec.plain and attention.spec.plain and attention.shard == mlp.shard == ONE
+        plain = attention.spec.plain or attention.spec.reads is not None
+        plain = plain and block.spec.given is None and attention.shard == mlp.shard == ONE
         able = plain and len(products) == len(linears) and products[2].splits_into(2)
         return cls(block, attention, mlp, products) if able else None
 
@@ -125,6 +146,9 @@ class _Parts:
             columns.ACTIVATION: ACTIVATIONS.index(mlp.activation),
             columns.DOWN: down.address,
             columns.DOWN_BIAS: _address(mlp.down.bias),
+            columns.AFTER_MIXER: _address(self.block.after_mixer),
+            columns.AFTER_MLP: _address(self.block.after_mlp),
+            columns.FACTOR: _address(self.block.scalar),
         }
         return [found[column] for column in range(len(found))]
 

@@ -37,6 +37,8 @@ class ModelInput:
     """int64."""
     mix: Mix
     tap: Tap | None = None
+    tapped: tuple[int, ...] = ()
+    """The layers at which it is called, in order."""
     onward_M: torch.Tensor | None = None
     """int64 rows that go on after the last layer that stores entries, for which `mix` returns values from there on;
     None: all."""
@@ -142,19 +144,33 @@ class Decoder(ModelPart):
         given_NLW = None if self.given is None else self.given(rows.ids_N, x_NH, self.ops)
         stream = Stream(x_NH, self.ops, self.spec.norm_eps, given_NLW)
         del x_NH, given_NLW  # the stream frees them when it needs them no longer
-        if self.compiled is not None and rows.tap is None and rows.onward_M is None:
-            final_NH = self.compiled(stream, rows.positions_N, rows.mix, self.norm)
-            if final_NH is not None:
-                return final_NH
+        if self.compiled is not None and rows.onward_M is None and rows.ids_N.shape[0] <= self.compiled.max_rows:
+            return self._in_stretches(self.compiled, stream, rows)
         positions_N = rows.positions_N
         for layer, block in enumerate(self.blocks):
             wanted_M = rows.onward_M if layer == self.last_storing else None
-            block(stream, positions_N, rows.mix, rows.tap, wanted_M=wanted_M)
+            tap = rows.tap if layer in rows.tapped else None
+            block(stream, positions_N, rows.mix, tap, wanted_M=wanted_M)
             if wanted_M is not None:
                 if not len(wanted_M):
                     return stream.x
                 positions_N = positions_N.index_select(0, wanted_M)
         return stream.norm(self.norm)
+
+    def _in_stretches(self, compiled: CompiledBlocks, stream: Stream, rows: ModelInput) -> torch.Tensor:
+        """`forward`, with the layers from one that is tapped up to the next in one call if they can be."""
+        last = self.spec.num_layers
+        starts = sorted({0, *rows.tapped})
+        for start, stop in zip(starts, (*starts[1:], last), strict=True):
+            if start in rows.tapped:
+                assert rows.tap is not None
+                rows.tap(start, stream.settle())
+            norm_H = self.norm if stop == last else None
+            final_NH = compiled.some(start, stop)(stream, rows.positions_N, rows.mix, norm_H)
+            if final_NH is None:
+                for block in self.blocks[start:stop]:
+                    block(stream, rows.positions_N, rows.mix)
+        return stream.norm(self.norm) if final_NH is None else final_NH
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         logits_MV, cap = self.head(hidden_MH), self.spec.logit_cap
