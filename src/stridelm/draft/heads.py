@@ -19,7 +19,7 @@ from stridelm.cache.layout import LayerStates
 from stridelm.draft.given import Given
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.compiled import compile_blocks
+from stridelm.models.layers.compiled import compile_blocks, fill_up_blocks
 from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.slots import ModelPart
@@ -130,6 +130,7 @@ def load_head(head: L, source: HeadSource | None, runtime: TargetRuntime) -> L:
     else:
         fill_randomly(head, lambda done: None)
     head.requires_grad_(False).eval()
+    fill_up_blocks(head)
     set_products(head, deterministic=runtime.deterministic)
     head.ops = runtime.model.ops
     compile_blocks(head)

@@ -20,7 +20,7 @@ from stridelm.kernels import ops_for
 from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.files import DTYPES, read_headers, read_tensors
 from stridelm.models.kv_scales import is_kv_scale
-from stridelm.models.layers.compiled import compile_blocks
+from stridelm.models.layers.compiled import compile_blocks, fill_up_blocks
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import text_part
 from stridelm.models.layers.linear import Storable, WeightFormat, set_products
@@ -205,6 +205,7 @@ def load_model(
         _read_into(model, loading, path, shares)
     if serving:
         model.requires_grad_(False).eval()
+        fill_up_blocks(model)
         set_products(model, deterministic=deterministic)
         model.ops = ops_for(device, dtype)
         compile_blocks(model)

@@ -13,9 +13,12 @@ import torch
 from stridelm import LLM, SamplingParams
 from stridelm.draft.frozen_kv.drafter import FrozenKVDrafter
 from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.kernels.plain import PlainOps
 from stridelm.models import MODELS
-from stridelm.models.layers.block import Block, CompiledBlocks
+from stridelm.models.layers.block import Block, CompiledBlocks, Site
+from stridelm.models.layers.mlp import GatedMLP, GatedMLPSpec
 from stridelm.models.layers.products import PackedProduct
+from stridelm.models.layers.rope import Ropes
 from support.checkpoints.assistants import write_assistant
 from support.checkpoints.heads import write_eagle
 from support.checkpoints.models import SMALL_OF
@@ -35,6 +38,7 @@ PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True,
 KINDS: list[tuple[str, dict[str, object]]] = [
     *((kind, {}) for kind in MODELS if kind not in SMALL_OF),
     ("glm4_moe", {"first_k_dense_replace": 2, "use_qk_norm": True, "attention_bias": True}),
+    ("qwen3", {"intermediate_size": 200}),
 ]
 """Models whose layers are all attention over heads and a gated MLP."""
 
@@ -43,7 +47,9 @@ KINDS: list[tuple[str, dict[str, object]]] = [
 def test_compiled_blocks(kind: str, options: dict[str, object], checkpoint: Callable[..., Path]) -> None:
     """Prompts of up to 25 rows, too many for one call, then five streams: the same tokens and log-probabilities, with
     one thread and with two, and whether all blocks are one call or each is."""
-    llm = LLM(model=str(checkpoint(kind, **SIZES, **options)), dtype="bfloat16", skip_tokenizer_init=True, num_pages=64)
+    llm = LLM(
+        model=str(checkpoint(kind, **{**SIZES, **options})), dtype="bfloat16", skip_tokenizer_init=True, num_pages=64
+    )
     blocks = [module for module in llm.engine.loaded.model.modules() if isinstance(module, Block)]
     product = blocks[0].mixer.get_submodule("o").product
     if not (isinstance(product, PackedProduct) and product.few is not None):
@@ -69,6 +75,21 @@ def test_compiled_blocks(kind: str, options: dict[str, object], checkpoint: Call
         block.compiled = None
     with torch.inference_mode():
         assert outputs() == whole
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_further_inner_features(bias: bool) -> None:
+    """They add nothing."""
+    mlp = GatedMLP(GatedMLPSpec(intermediate_size=40, bias=bias, activation="gelu"), Site(0, 24, 1e-6, Ropes(1)))
+    numbers = torch.Generator().manual_seed(0)
+    for parameter in mlp.requires_grad_(False).parameters():
+        parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=numbers))
+    x = torch.randint(-3, 4, (5, 24), generator=numbers).double()
+    mlp, ops = mlp.double(), PlainOps()
+    wanted = mlp.share(x, ops)
+    mlp.fill_up(64)
+    assert mlp.down.weight.shape == (24, 64) and mlp.gate_up.weight.shape == (128, 24)
+    assert torch.allclose(mlp.share(x, ops), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("head", ["mtp", "eagle", "eagle1"])

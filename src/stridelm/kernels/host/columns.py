@@ -37,6 +37,8 @@ import torch
 or no norm before attention. KV_HEADS is 0 for a layer that reads another's entries. ROTATED is how many of a head's
 dimensions are rotated, the first ones; ACTIVATION is the number in ACTIVATIONS. AFTER_MIXER and AFTER_MLP are weights
 of norms of what is added to the stream, and the stream is multiplied by FACTOR in the end; 0 where there is none."""
+MLP_WIDTHS = 64
+"""What MLP_WIDTH is a multiple of, on any CPU."""
 KEYS, VALUES, KIND, WINDOW, SHARED, SCALE = range(6)
 """Of where a layer's entries are stored and how they are read: which row of the next table has its slots, how far back
 a row sees, query heads per KV head, and the scores' factor."""

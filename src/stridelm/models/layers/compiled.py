@@ -16,13 +16,22 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.row_forms import Rows, dense_of
 from stridelm.models.layers.attention import Attention
 from stridelm.models.layers.block import Block, HasBlocks, Stream
-from stridelm.models.layers.linear import Linear
+from stridelm.models.layers.linear import DENSE, Linear
 from stridelm.models.layers.mlp import GatedMLP
 from stridelm.models.layers.products import PackedProduct
 from stridelm.parallel.shard import ONE
 
 if TYPE_CHECKING:
     from stridelm.kernels.host.product import FewRows
+
+
+def fill_up_blocks(model: nn.Module) -> None:
+    """Give MLPs as many inner features as compiled calls take at once. Before `set_products`."""
+    for module in model.modules():
+        mlp = module.mlp if isinstance(module, Block) else None
+        if isinstance(mlp, GatedMLP) and mlp.gate_up.format is DENSE and mlp.down.format is DENSE:
+            if mlp.down.weight.device.type == "cpu" and mlp.down.weight.dtype == torch.bfloat16:
+                mlp.fill_up(columns.MLP_WIDTHS)
 
 
 def compile_blocks(model: nn.Module) -> None:

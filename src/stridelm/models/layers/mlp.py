@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from stridelm.kernels.ops import ACTIVATIONS, Ops
 from stridelm.kernels.row_forms import RowForm, Rows
@@ -63,6 +65,18 @@ class GatedMLP(ModelPart):
         """This rank's summand."""
         down = self.down
         return down(self.gate_up.gated_rows(x, ops, self.activation, down.row_form))
+
+    def fill_up(self, multiple: int) -> None:
+        """Give it further inner features, up to a multiple of so many, of dense weights: zeros, which add nothing."""
+        more = -self.down.weight.shape[1] % multiple
+        if not more:
+            return
+        for name in ("weight", "bias"):
+            halves = getattr(self.gate_up, name)
+            if halves is not None:
+                filled = [F.pad(half, (*(0, 0) * (half.dim() - 1), 0, more)) for half in halves.chunk(2)]
+                setattr(self.gate_up, name, nn.Parameter(torch.cat(filled), requires_grad=False))
+        self.down.weight = nn.Parameter(F.pad(self.down.weight, (0, more)), requires_grad=False)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from self._inner("gate_up", theirs)
