@@ -174,7 +174,7 @@ def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
     from stridelm.kernels import experts
     from stridelm.kernels.products import Tile
 
-    mean = experts.height_of(rows * EACH, EXPERTS)
+    mean = experts.height_of(-(-rows * EACH // EXPERTS))
     heights = sorted({16, mean, max(16, mean // 2), min(128, mean * 2)})
     unsorted = (rows,) if rows <= 16 else ()
     found = []

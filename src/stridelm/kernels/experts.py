@@ -192,7 +192,7 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
     mean = -(-count // experts)
     if len(chosen_NK) <= MAX_UNSORTED_ROWS:
         return Sorted(16, chosen_NK.new_empty(0, dtype=torch.int32), chosen_NK.view(-1), mean)
-    height = height_of(count, experts)
+    height = height_of(mean)
     tiles = min(count, count // height + experts)  # each expert's last tile may be nearly empty
     pairs = chosen_NK.new_empty(tiles * height, dtype=torch.int32)
     tile_experts = chosen_NK.new_empty(tiles, dtype=torch.int32)
@@ -213,9 +213,9 @@ def sort_pairs(chosen_NK: torch.Tensor, experts: int) -> Sorted:
     return Sorted(height, pairs, tile_experts, mean)
 
 
-def height_of(pairs: int, experts: int) -> int:
+def height_of(mean: int) -> int:
     """Of tiles: as many pairs as an expert has on average."""
-    return tile_height(-(-pairs // experts))
+    return tile_height(mean)
 
 
 def choose_tile(order: Sorted, outputs: int, is_gated: bool, device: torch.device, beside: int = 0) -> Tile:

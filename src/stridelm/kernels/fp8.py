@@ -38,7 +38,7 @@ from stridelm.kernels.fp8_sums import (
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, can_tile, described, finished_tile, store_tile, tile_height
-from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
+from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -191,8 +191,8 @@ def _launch(
     parts: int | None,
 ) -> None:
     (rows, inputs), outputs, device = x_NI.shape, out.shape[1], scale.device
-    x = x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form_of(scale))
-    assert x.form is form_of(scale) and x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
+    x = quantised(x_NI, form_of(scale))
+    assert x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
     y, y_scales, each = destination(out, BLOCK)
     is_gated = activation is not None
     tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)

@@ -22,8 +22,8 @@ from stridelm.kernels.fp8 import DTYPES
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
 from stridelm.kernels.products import Tile, described, finished_tile, store_tile
-from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
-from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
+from stridelm.kernels.row_forms import RowForm, Rows
 
 FEW_PAIRS = 8
 """Of an expert, on average. With more, tiles of two stages make gated rows 3% faster; with fewer, up to 3% slower (one
@@ -156,14 +156,14 @@ def multiply(
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    quantised = x if isinstance(x, QuantisedRows) else quantise(x, form_of(scale))
-    assert quantised.form is form_of(scale) and quantised.q_NI.is_contiguous()
-    out, out_scales, each_scale = destination(y, BLOCK)
+    rows = quantised(x, form_of(scale))
+    assert rows.q_NI.is_contiguous()
+    out, out_scales, share = destination(y, BLOCK)
     tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
-    assert out_scales is None or tile.outputs == each_scale
+    assert out_scales is None or tile.outputs == share
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
-        quantised.q_NI,
-        quantised.scales_SN,
+        rows.q_NI,
+        rows.scales_SN,
         described(weight, tile.outputs, BLOCK),
         scale,
         order.pairs,

@@ -108,6 +108,13 @@ def destination(out: Rows, block: int) -> tuple[torch.Tensor, torch.Tensor | Non
     return out.q_NI, out.scales_SN, min(BLOCK, block) if out.form is RowForm.BLOCKS else block
 
 
+def quantised(x_NI: Rows, form: RowForm) -> QuantisedRows:
+    """The rows in this form, in which they may be already."""
+    made = x_NI if isinstance(x_NI, QuantisedRows) else quantise(x_NI, form)
+    assert made.form is form
+    return made
+
+
 def quantise(x_NI: torch.Tensor, form: RowForm) -> QuantisedRows:
     rows, width = x_NI.shape
     x_NI, made = x_NI.contiguous(), empty_rows(x_NI.shape, form, x_NI.dtype, x_NI.device)

@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm import LLM, SamplingParams
-from stridelm.kernels import fp8, triton_rows
+from stridelm.kernels import quantise as quantising
+from stridelm.kernels import triton_rows
 from stridelm.kernels.plain_fp8 import form_of
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
@@ -133,7 +134,7 @@ def test_norms_and_gates_quantise_for_their_readers(
         launches.append(x.shape[1])
         return quantise(x, form)
 
-    for module in (fp8, triton_rows):
+    for module in (quantising, triton_rows):
         monkeypatch.setattr(module, "quantise", recorded)
 
     def run() -> torch.Tensor:

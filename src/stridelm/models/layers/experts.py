@@ -59,6 +59,7 @@ class Mixture(ModelPart):
     """The weighted sum of the chosen experts' results, and the shared one's."""
 
     keeps_bits: ClassVar[bool] = True
+    reads_dense: ClassVar[bool] = True  # the router does
 
     def __init__(self, spec: MixtureSpec, site: Site) -> None:
         super().__init__()
@@ -70,10 +71,6 @@ class Mixture(ModelPart):
     @property
     def row_form(self) -> RowForm | None:
         return self.experts.row_form
-
-    @property
-    def reads_dense(self) -> bool:
-        return True
 
     def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         return self.shard.sum(ops.combine(*self._parts(x, ops)))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, plain_product
-from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
+from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
@@ -138,12 +138,12 @@ class FP8Product:
         activation: str | None = None,
     ) -> torch.Tensor:
         from stridelm.kernels import fp8, fp8_library
-        from stridelm.kernels.quantise import quantise
+        from stridelm.kernels.quantise import quantised
 
         if x.dtype == torch.float64:
             return plain_product(x, weight, scale, bias, by=tiled_product)
         if self.library and x.shape[0] >= fp8_library.FASTER_FROM and x.dtype == torch.bfloat16 and activation is None:
-            x = x if isinstance(x, QuantisedRows) else quantise(x, self.row_form)
+            x = quantised(x, self.row_form)
             if self.arrivals is not None:
                 return fp8_library.multiply(x, weight, scale, bias)
             if fp8_library.agrees(x, weight, bias):

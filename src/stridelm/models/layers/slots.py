@@ -102,16 +102,13 @@ class ModelPart(nn.Module):
     keeps_bits: ClassVar[bool] = False
     """Whether it guarantees that a row's bits do not depend on the rows beside it, provided that its children and the
     `ops` passed to it do. Modules without the guarantee are refused if it is required (linear.set_products)."""
+    reads_dense: ClassVar[bool] = False
+    """Whether it also reads rows of its `row_form` as they were before they were quantised."""
 
     @property
     def row_form(self) -> RowForm | None:
         """The form in which its rows may also be passed to it; None: only dense."""
         return None
-
-    @property
-    def reads_dense(self) -> bool:
-        """Whether it also reads rows of that form as they were before they were quantised."""
-        return False
 
     def slots(self, theirs: str = "") -> Slots:
         """theirs: the module's prefix in the checkpoint. Names in slots are relative to the module."""
