@@ -19,9 +19,8 @@ from stridelm.cache.layout import LayerStates
 from stridelm.draft.given import Given
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.compiled import compile_blocks, fill_up_blocks
+from stridelm.models.layers.compiled import make_ready
 from stridelm.models.layers.decoder import DecoderSpec
-from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.slots import ModelPart
 from stridelm.models.loader import fill, fill_randomly, formats_of, screaming
 from stridelm.models.storage import Loading, storage_of, store
@@ -129,11 +128,8 @@ def load_head(head: L, source: HeadSource | None, runtime: TargetRuntime) -> L:
         check_finite(head, source.path)
     else:
         fill_randomly(head, lambda done: None)
-    head.requires_grad_(False).eval()
-    fill_up_blocks(head)
-    set_products(head, deterministic=runtime.deterministic)
+    make_ready(head, deterministic=runtime.deterministic)
     head.ops = runtime.model.ops
-    compile_blocks(head)
     return head
 
 

@@ -20,10 +20,10 @@ from stridelm.kernels import ops_for
 from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.files import DTYPES, read_headers, read_tensors
 from stridelm.models.kv_scales import is_kv_scale
-from stridelm.models.layers.compiled import compile_blocks, fill_up_blocks
+from stridelm.models.layers.compiled import make_ready
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import text_part
-from stridelm.models.layers.linear import Storable, WeightFormat, set_products
+from stridelm.models.layers.linear import Storable, WeightFormat
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
@@ -204,11 +204,8 @@ def load_model(
     else:
         _read_into(model, loading, path, shares)
     if serving:
-        model.requires_grad_(False).eval()
-        fill_up_blocks(model)
-        set_products(model, deterministic=deterministic)
+        make_ready(model, deterministic=deterministic)
         model.ops = ops_for(device, dtype)
-        compile_blocks(model)
     return model
 
 

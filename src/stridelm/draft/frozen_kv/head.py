@@ -22,7 +22,7 @@ from stridelm.cache.layout import HeadsKV, LayerState, LayerStates, Shared
 from stridelm.draft.frozen_kv.ordered import Centroids, OrderedHead
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.attention import HeadsSpec
-from stridelm.models.layers.block import Block, CompiledBlocks, Site, Stream
+from stridelm.models.layers.block import Block, CompiledBlocks, Site, Stream, run_blocks
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
@@ -89,12 +89,7 @@ class FrozenKVHead(DraftHead):
         assert module == 0 and wanted_M is None
         joined = torch.cat((self.target.embed(ids_N), hidden_NH), dim=-1)
         stream = Stream(self.pre(joined), self.ops, self.spec.norm_eps)
-        out_NH = None if self.compiled is None else self.compiled(stream, positions_N, mix, self.norm)
-        if out_NH is not None:
-            return out_NH
-        for block in self.blocks:
-            block(stream, positions_N, mix)
-        return stream.norm(self.norm)
+        return run_blocks(self.blocks, self.compiled, stream, positions_N, mix, self.norm)
 
     def passed_on(self, out_NH: torch.Tensor) -> torch.Tensor:
         """[N, B] the hidden state from which the next token is guessed."""

@@ -31,17 +31,16 @@ class TargetMix(PagedLayers):
     def __call__(self, layer: int, inputs: Any) -> torch.Tensor:
         state = self._states[layer]
         mixer = self._prepared.mixer(state)
-        return mixer.mix(
-            state, inputs, self._pool.entries[self._sources[layer]], self._rows.slots[state.group], self._ops
-        )
+        entries, slots = self._pool.entries[self._sources[layer]], self._rows.slots[state.group]
+        return mixer.mix(state, inputs, entries, slots, self._ops)
 
     def run_layers(
         self, layers: tuple[int, ...], layers_LF: np.ndarray[Any, Any], call: list[int], wanted_M: torch.Tensor | None
     ) -> bool:
         assert wanted_M is None
         sources, states = tuple(self._sources[i] for i in layers), tuple(self._states[i] for i in layers)
-        mixer = self._prepared.mixer(states[0])
-        return mixer.run_layers(self._pool.stored(sources, states), self._rows.slots, layers_LF, call)
+        stored = self._pool.stored(sources, states)
+        return self._prepared.mixer(states[0]).run_layers(stored, self._rows.slots, layers_LF, call)
 
 
 def committed(group: Group, runtime: TargetRuntime, each: int) -> HeadRows:

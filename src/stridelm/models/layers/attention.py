@@ -64,8 +64,8 @@ class HeadsSpec(MixerSpec):
 
     @property
     def plain(self) -> bool:
-        """Whether keys and values are projected, and values stored as they are."""
-        return len(self.stored) == 2 and not self.value_norm
+        """Whether keys and values are both projected, if it makes any, and values stored as they are."""
+        return not self.stored or (len(self.stored) == 2 and not self.value_norm)
 
     @property
     def unread(self) -> tuple[str, ...]:

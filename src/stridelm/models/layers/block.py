@@ -127,11 +127,6 @@ class LayerSpec:
     scaled: bool = False
     """In the end the stream is multiplied by a number of the layer's own."""
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is only a mixer and an MLP, each after a norm."""
-        return not (self.norms_after or self.given or self.scaled)
-
     def alone(self) -> LayerSpec:
         """The same beside a model's layers: with entries of its own, and given nothing but the stream."""
         return replace(self, mixer=self.mixer.alone(), given=None)
@@ -368,6 +363,23 @@ class Block(ModelPart):
             yield from self._own("scalar", theirs + "layer_scalar")
         yield from self._inner("mixer", f"{theirs}{self.spec.mixer.name}.")
         yield from self._inner("mlp", f"{theirs}{self.spec.mlp.name}.")
+
+
+def run_blocks(
+    blocks: nn.ModuleList,
+    compiled: CompiledBlocks | None,
+    stream: Stream,
+    positions_N: torch.Tensor,
+    mix: Mix,
+    norm_H: torch.Tensor,
+) -> torch.Tensor:
+    """All blocks and then the stream's norm, as one call if they can be."""
+    normed_NH = None if compiled is None else compiled(stream, positions_N, mix, norm_H)
+    if normed_NH is not None:
+        return normed_NH
+    for block in blocks:
+        block(stream, positions_N, mix)
+    return stream.norm(norm_H)
 
 
 def check_sizes(at_least: int = 1, /, **sizes: Any) -> None:

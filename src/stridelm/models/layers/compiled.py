@@ -16,7 +16,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.row_forms import Rows, dense_of
 from stridelm.models.layers.attention import Attention
 from stridelm.models.layers.block import Block, HasBlocks, Stream
-from stridelm.models.layers.linear import DENSE, Linear
+from stridelm.models.layers.linear import DENSE, Linear, set_products
 from stridelm.models.layers.mlp import GatedMLP
 from stridelm.models.layers.products import PackedProduct
 from stridelm.parallel.shard import ONE
@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from stridelm.kernels.host.product import FewRows
 
 
-def fill_up_blocks(model: nn.Module) -> None:
-    """Give MLPs as many inner features as compiled calls take at once. Before `set_products`."""
+def make_ready(model: nn.Module, *, deterministic: bool) -> None:
+    """Freeze a model or a head that has its weights, and choose how it is run. Raises ValueError as `set_products`."""
+    model.requires_grad_(False).eval()
+    _fill_up_blocks(model)
+    set_products(model, deterministic=deterministic)
+    _compile_blocks(model)
+
+
+def _fill_up_blocks(model: nn.Module) -> None:
+    """Give MLPs as many inner features as compiled calls take at once."""
     for module in model.modules():
         mlp = module.mlp if isinstance(module, Block) else None
         if isinstance(mlp, GatedMLP) and mlp.gate_up.format is DENSE and mlp.down.format is DENSE:
@@ -34,8 +42,8 @@ def fill_up_blocks(model: nn.Module) -> None:
                 mlp.fill_up(columns.MLP_WIDTHS)
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Let each block that can be one call be one, and all of a model's or a head's too. After `set_products`."""
+def _compile_blocks(model: nn.Module) -> None:
+    """Let each block that can be one call be one, and all of a model's or a head's too."""
     for module in model.modules():
         if isinstance(module, Block):
             module.compiled = CompiledLayers.of([module])
@@ -125,8 +133,7 @@ class _Parts:
             return None
         linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
         products = [few for few in map(_few, linears) if few is not None]
-        plain = attention.spec.plain or attention.spec.reads is not None
-        plain = plain and block.spec.given is None and attention.shard == mlp.shard == ONE
+        plain = attention.spec.plain and block.spec.given is None and attention.shard == mlp.shard == ONE
         able = plain and len(products) == len(linears) and products[2].splits_into(2)
         return cls(block, attention, mlp, products) if able else None
 

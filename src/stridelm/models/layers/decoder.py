@@ -16,7 +16,7 @@ from stridelm.attention.base import Mix
 from stridelm.cache.layout import LayerStates, Shared
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
-from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes
+from stridelm.models.layers.block import Block, CompiledBlocks, LayerSpec, Site, Stream, Tap, check_sizes, run_blocks
 from stridelm.models.layers.embedding import Embedding
 from stridelm.models.layers.layer_inputs import LayerInputs, LayerInputsSpec
 from stridelm.models.layers.linear import Linear
@@ -159,18 +159,16 @@ class Decoder(ModelPart):
 
     def _in_stretches(self, compiled: CompiledBlocks, stream: Stream, rows: ModelInput) -> torch.Tensor:
         """`forward`, with the layers from one that is tapped up to the next in one call if they can be."""
-        last = self.spec.num_layers
-        starts = sorted({0, *rows.tapped})
-        for start, stop in zip(starts, (*starts[1:], last), strict=True):
-            if start in rows.tapped:
-                assert rows.tap is not None
-                rows.tap(start, stream.settle())
-            norm_H = self.norm if stop == last else None
-            final_NH = compiled.some(start, stop)(stream, rows.positions_N, rows.mix, norm_H)
-            if final_NH is None:
-                for block in self.blocks[start:stop]:
+        start = 0
+        for layer in rows.tapped:
+            assert rows.tap is not None
+            if layer > start and compiled.some(start, layer)(stream, rows.positions_N, rows.mix) is None:
+                for block in self.blocks[start:layer]:
                     block(stream, rows.positions_N, rows.mix)
-        return stream.norm(self.norm) if final_NH is None else final_NH
+            rows.tap(layer, stream.settle())
+            start = layer
+        rest = compiled.some(start, self.spec.num_layers)
+        return run_blocks(self.blocks[start:], rest, stream, rows.positions_N, rows.mix, self.norm)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         logits_MV, cap = self.head(hidden_MH), self.spec.logit_cap
