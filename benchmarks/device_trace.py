@@ -41,6 +41,19 @@ def trace_steps(engine: Engine, steps: int) -> list[Activity]:
     return sorted(found, key=lambda activity: activity.start)
 
 
+def added_us(activities: list[Activity]) -> list[float]:
+    """How long each ran after all that started before it had ended, in the order of `activities`.
+
+    A kernel that starts early spends much of its time beside the one before it, waiting for what that writes. These
+    times and those in which nothing ran add up to the whole.
+    """
+    added, end = [], activities[0].start
+    for activity in activities:
+        added.append(max(0.0, activity.end - max(activity.start, end)))
+        end = max(end, activity.end)
+    return added
+
+
 def idle_us(activities: list[Activity]) -> float:
     """How long nothing ran, between the first start and the last end."""
     idle, end = 0.0, activities[0].start

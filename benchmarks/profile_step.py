@@ -1,5 +1,8 @@
 """Where a captured step's time goes: kernels by name, and the gaps between them.
 
+A kernel's time is what it adds to a step: how long it runs after those before it have ended. "us each" is from its
+start, which may be long before what it reads is there.
+
 python benchmarks/profile_step.py --batch 1 --decoding plain
 python benchmarks/profile_step.py --model qwen3-30b-a3b --batch 16
 """
@@ -11,7 +14,7 @@ import collections
 import tempfile
 from pathlib import Path
 
-from device_trace import Activity, gap_us, idle_us, trace_steps
+from device_trace import Activity, added_us, gap_us, idle_us, trace_steps
 from gpu_decode import Settings, decoding_requests, open_engine, write_heads
 from model_shapes import SHAPES
 from rich.console import Console
@@ -55,27 +58,30 @@ def main() -> int:
 
 
 def as_table(activities: list[Activity], title: str) -> Table:
+    added: collections.defaultdict[str, float] = collections.defaultdict(float)
     spent: collections.defaultdict[str, float] = collections.defaultdict(float)
     counts: collections.Counter[str] = collections.Counter()
-    for activity in activities:
+    for activity, us in zip(activities, added_us(activities), strict=True):
+        added[activity.name] += us
         spent[activity.name] += activity.end - activity.start
         counts[activity.name] += 1
     whole = max(activity.end for activity in activities) - activities[0].start
     idle, gap = idle_us(activities) / STEPS, gap_us(activities)
     table = Table(title=f"{title}: {whole / STEPS:.0f} us per step")
-    for column in ("us/step", "share", "launches", "us each", "kernel"):
+    for column in ("us/step", "share", "launches", "us added", "us each", "kernel"):
         table.add_column(column, justify="right" if column != "kernel" else "left")
-    for name, us in sorted(spent.items(), key=lambda each: -each[1])[:28]:
+    for name, us in sorted(added.items(), key=lambda each: -each[1])[:28]:
         table.add_row(
             f"{us / STEPS:.1f}",
             f"{us / whole:.1%}",
             f"{counts[name] / STEPS:.1f}",
             f"{us / counts[name]:.2f}",
+            f"{spent[name] / counts[name]:.2f}",
             name[:90],
         )
-    table.add_row(f"{idle:.1f}", f"{idle * STEPS / whole:.1%}", f"{len(activities) / STEPS:.0f}", "", "nothing ran")
+    table.add_row(f"{idle:.1f}", f"{idle * STEPS / whole:.1%}", f"{len(activities) / STEPS:.0f}", "", "", "nothing ran")
     if gap is not None:
-        table.add_row(f"{gap:.1f}", f"{gap * STEPS / whole:.1%}", "", "", "of that, between captured steps")
+        table.add_row(f"{gap:.1f}", f"{gap * STEPS / whole:.1%}", "", "", "", "of that, between captured steps")
     return table
 
 
