@@ -10,6 +10,7 @@ from support.gpu import NEEDS_GPU
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.triton_step import TritonStepOps
+from support.checks.following import check_commit, check_following
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_kernel import check_place
@@ -34,6 +35,12 @@ def test_place() -> None:
 def test_sources() -> None:
     for seed in range(40):
         check_sources(seed, "cuda", TritonStepOps())
+
+
+def test_following() -> None:
+    for seed in range(40):
+        check_following(seed, "cuda", TritonStepOps())
+        check_commit(seed, "cuda", TritonStepOps())
 
 
 def test_set_aside() -> None:

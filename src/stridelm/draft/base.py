@@ -267,8 +267,12 @@ def chain(length: int, role: int, device: torch.device) -> TreeShape:
 
 def within_bounds(group: Group, width: int) -> torch.Tensor:
     """[R, width] bool: draft rows that each span has room for."""
-    bounds = per_span([span.draft for span in group.spans], group.slots.device)
-    return torch.arange(width, device=bounds.device) < bounds[:, None]
+    return group.arena.keep(numbers, width) < group.room()[:, None]
+
+
+def numbers(count: int, device: torch.device) -> torch.Tensor:
+    """[0, count) int64."""
+    return torch.arange(count, device=device)
 
 
 def per_span(values: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft import DRAFTERS
-from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, point_masses
+from stridelm.draft.base import Drafter, Group, TargetInfo, empty_draft, numbers, point_masses
 from stridelm.faults import on_behalf_of
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -127,7 +127,7 @@ class Drafters:
         if len(groups) == 1 and len(drafting) == len(spans):
             return proposed[0][1]
         if hosted is not None:  # first, so that the others' rows are written over its empty ones
-            indices = self._table.arena.keep(everyone, len(spans))
+            indices = self._table.arena.keep(numbers, len(spans))
             proposed.insert(0, (Group(spans, list(range(len(spans))), indices, slots, self._table), hosted))
         return _merge(len(spans), proposed)
 
@@ -182,7 +182,7 @@ class Drafters:
             seen[alike].append(i)
         out = []
         for (name, _), indices in members.items():
-            where = self._table.arena.keep(everyone, len(spans)) if len(indices) == len(spans) else None
+            where = self._table.arena.keep(numbers, len(spans)) if len(indices) == len(spans) else None
             if where is None:
                 where = upload(indices, slots.device)
             everybody = len(indices) == len(spans)
@@ -191,11 +191,6 @@ class Drafters:
             group = Group(tuple(spans[i] for i in indices), indices, where, mine, self._table, room)
             out.append((self._made[name], group))
         return out
-
-
-def everyone(count: int, device: torch.device) -> torch.Tensor:
-    """[0, count) int64."""
-    return torch.arange(count, device=device)
 
 
 def _merge(rows: int, parts: list[tuple[Group, Draft]]) -> Draft:

@@ -85,19 +85,24 @@ def scores_of(
     return scores
 
 
+def chain_depth(group: Group) -> int:
+    """Levels of a group's chains."""
+    return max(span.draft for span in group.spans)
+
+
 @dataclass
 class Chain:
     """A chain under construction, one guess for each request and level; all spans of the group have one Guessing."""
 
     group: Group
     sampler: Sampler
+    positions_LR: torch.Tensor
+    """int64: the position of the token that each level guesses."""
     tokens: list[torch.Tensor] = field(default_factory=list)
     _probs: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         spans = self.group.spans
-        self.depth = max(span.draft for span in spans)
-        self.known = self.group.table.known[self.group.slots]
         self._slots = [span.request.slot for span in spans]
         self._guessing = Guessing.of(spans[0].request.speculation)
         self._looks_back = any(span.request.params.uses_history for span in spans)
@@ -105,31 +110,31 @@ class Chain:
     def draw(self, logits_RV: torch.Tensor) -> None:
         """Guess the next level. Penalties see the earlier guesses."""
         extra = torch.stack(self.tokens, 1) if self.tokens and self._looks_back else None
-        rows = Rows(self.group.slots, self.known + len(self.tokens), extra)
+        rows = Rows(self.group.slots, self.positions_LR[len(self.tokens)], extra)
         if self._guessing is Guessing.ARGMAX:
             self.tokens.append(self.sampler.argmax(logits_RV, rows, self._slots))
             return
         drawn = self._guessing is Guessing.DRAWN
-        stream = attempt_stream(DRAFT, self.known) if drawn else 0
-        # Padding draws -1, which is not a valid index.
-        self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream).clamp(min=0))
+        stream = attempt_stream(DRAFT, self.positions_LR[0]) if drawn else 0
+        self.tokens.append(self.sampler.draw(logits_RV, rows, self._slots, stream))
         if drawn:
             self._probs.append(self.sampler.probabilities(logits_RV, rows, self._slots))
 
     def draft(self, ready_R: torch.Tensor) -> Draft:
         """The chain as a Draft. ready: requests that have a draft at all. Where prompt lookup finds a long enough
         match, what followed it replaces the guesses."""
-        tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, self.depth)
+        depth = len(self.tokens)
+        tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.read(LookupOptions).looks_up for span in self.group.spans):
             looked_up, exists, _ = lookup(
-                self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], self.depth
+                self.group, [replacing_lengths(span.request.speculation) for span in self.group.spans], depth
             )
             replaces = exists[:, :1]
             tokens, valid = torch.where(replaces, looked_up, tokens), torch.where(replaces, exists, valid)
             if probs is not None:  # tokens that were looked up are point masses
                 probs = torch.where(replaces[:, :, None], point_masses(tokens, probs.shape[2]), probs)
-        return self.group.arena.keep(chain, self.depth, CANDIDATE).draft(tokens, valid, probs)
+        return self.group.arena.keep(chain, depth, CANDIDATE).draft(tokens, valid, probs)
 
 
 def replacing_lengths(speculation: Speculation) -> tuple[int, int]:

@@ -30,7 +30,7 @@ import torch
 from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Group, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
-from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, scores_of, shape_of
+from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, chain_depth, scores_of, shape_of
 from stridelm.draft.head_weights import HeadWeights
 from stridelm.draft.tail import Tail
 from stridelm.params import Speculation
@@ -46,6 +46,7 @@ from stridelm.run.heads import (
     place,
     place_nodes,
 )
+from stridelm.run.state import Tables
 from stridelm.sample.sampler import Sampler
 from stridelm.types import DraftKV, Follow, Request, Span
 
@@ -104,8 +105,9 @@ class HeadDrafter(HeadWeights):
         return self._tree(group, *kind) if isinstance(kind, tuple) else self._chain(group)
 
     def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
-        slots, known = group.slots, group.table.known[group.slots]
-        ready = self._ready[slots]
+        slots = group.slots
+        hidden_RH, ready, known_LR = self._recall(group, 0, 1)
+        known = known_LR[0]
         max_end = max(span.end for span in group.spans)
         scores = scores_of(group, self.sampler, self.head.logits, guessing)
 
@@ -119,41 +121,60 @@ class HeadDrafter(HeadWeights):
             out = self.head.forward(0, sprout.tokens.flatten(), hidden_NH, rows.position_N, self._runner.mix(rows))
             return out.view_as(sprout.hidden_REH)
 
-        return branching.grow(self._hidden[slots][:, 0], depth, scores, grow, ready, group.arena)
+        return branching.grow(hidden_RH, depth, scores, grow, ready, group.arena)
 
     def _chain(self, group: Group) -> Draft:
-        guesses = Chain(group, self.sampler)
-        known, hidden_RTH, ready = guesses.known, self._hidden[group.slots], self._ready[group.slots]
+        depth, back = chain_depth(group), self.head.num_modules
+        hidden_RI, ready, place_LR = self._recall(group, -back, back + depth)
+        hidden_RTH = hidden_RI.view(len(hidden_RI), *self._hidden.shape[1:])
+        guesses = Chain(group, self.sampler, place_LR[back:])
+        tables = self.runtime.tables.of(group.slots)
         last, states = hidden_RTH[:, 0], hidden_RTH[:, :0]
-        for level in range(guesses.depth):
+        for level in range(depth):
             if level and self.head.num_modules == 1:
-                last = self._grow(group, 0, known - 2 + level, guesses.tokens[-1:], last[:, None], ready)[:, -1]
+                starts = place_LR[level - 1]  # one entry, behind those of the last known token and the guesses before
+                last = self._grow(group, 0, starts, guesses.tokens[-1], last[:, None], ready, tables)[:, -1]
             elif level:
                 # Module `level` reads module `level` - 1's outputs: that of its newest known entry, then of guesses.
                 states = torch.cat((hidden_RTH[:, level - 1 : level], states), 1)
-                states = self._grow(group, level, known - 1 - level, guesses.tokens, states, ready)
+                ids_N = torch.stack(guesses.tokens, 1).flatten()
+                states = self._grow(group, level, place_LR[back - 1 - level], ids_N, states, ready, tables)
                 last = states[:, -1]
             guesses.draw(self.head.logits(last))
         return guesses.draft(ready)
+
+    def _recall(self, group: Group, first: int, levels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.runtime.ops.recall(
+            self._hidden.flatten(1), self._ready, group.table.known, group.slots, first, levels
+        )
 
     def _grow(
         self,
         group: Group,
         module: int,
         starts: torch.Tensor,
-        tokens: list[torch.Tensor],
+        ids_N: torch.Tensor,
         hidden_REH: torch.Tensor,
         ready: torch.Tensor,
+        tables: Tables,
     ) -> torch.Tensor:
         """[R, E, H] a module's outputs for the E newest guesses, whose entries begin at storage index `starts` [R]. A
-        request that is not ready has not caught up since it was admitted: what is stored there is another request's."""
+        request that is not ready has not caught up since it was admitted: what is stored there is another request's.
+        tables: of these requests."""
         requests, entries, width = hidden_REH.shape
         # All requests run to the same depth: after its own rows a request has null pages.
         max_end = max(span.start + span.real for span in group.spans) + max(span.draft for span in group.spans)
         rows = place(
-            head_layout((entries,) * requests, group.arena), group.slots, starts, None, self.runtime, max_end, ready
+            head_layout((entries,) * requests, group.arena),
+            group.slots,
+            starts,
+            None,
+            self.runtime,
+            max_end,
+            ready,
+            tables=tables,
         )
-        ids_N, hidden_NH = torch.stack(tokens, 1).flatten(), hidden_REH.reshape(-1, width)
+        hidden_NH = hidden_REH.reshape(-1, width)
         return self.head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(rows)).view_as(hidden_REH)
 
     # Following
@@ -164,13 +185,18 @@ class HeadDrafter(HeadWeights):
             where = self._ready, group.slots, batch.geometry.firsts, batch.reals, group.indices
             self.runtime.ops.set_aside(*self._tail.all, *where, self.head.read(logits.states))
             return
-        tail_rows = self._tail.rows(group.slots)
-        new_rows = batch.reals[group.indices] + verdict.kept[group.indices]
+        ops, table = self.runtime.ops, group.table
         bounds = tuple(self._tail.again + span.behind + span.real + min(span.draft, span.depth) for span in group.spans)
-        counts = new_rows + tail_rows
-        starts, max_end = group.table.committed[group.slots] - counts, max(span.end for span in group.spans)
-        rows = place(head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end)
-        taken_NW = self.head.taken(logits.states, self._sources(group, batch, verdict, rows, tail_rows))
+        tail_rows, counts, starts, ends = ops.behind(
+            group.slots, group.indices, batch.reals, verdict.kept, self._tail.all[1], table.committed
+        )
+        max_end, tables = max(span.end for span in group.spans), self.runtime.tables.of(group.slots)
+        rows = place(
+            head_layout(bounds, group.arena), group.slots, starts, counts, self.runtime, max_end, tables=tables
+        )
+        taken_NW = ops.side_by_side(
+            self.head.read(logits.states), self._sources(group, batch, verdict, rows, tail_rows)
+        )
         if self._tail.again or any(span.behind for span in group.spans):
             taken_NW = self._tail.first(group.slots, rows, taken_NW)
             self._tail.keep(group.slots, rows, taken_NW, counts)
@@ -181,10 +207,12 @@ class HeadDrafter(HeadWeights):
             self._catch_up(group, rows, none_of(rows), features_NH)
             self._ready.index_fill_(0, group.slots, False)
             return
-        last_rows = last_of(rows, back, group.slots, starts, counts, self.runtime, max_end)
-        self._hidden[group.slots] = self._catch_up(group, rows, last_rows, features_NH)
+        last_rows = last_of(rows, back, group.slots, ends, self.runtime, max_end, tables)
+        newest_RW = self._catch_up(group, rows, last_rows, features_NH)
         # Each module's newest entry lies one row before that of the module before it: a draft needs that many rows.
-        self._ready[group.slots] = batch.decides[group.indices] & (counts >= self.head.num_modules - 1)
+        ops.keep_newest(
+            self._hidden.flatten(1), self._ready, group.slots, newest_RW, batch.decides, group.indices, counts, back
+        )
 
     def _sources(
         self, group: Group, batch: ForwardBatch, verdict: Verdict, rows: HeadRows, tail_rows: torch.Tensor
@@ -204,14 +232,16 @@ class HeadDrafter(HeadWeights):
         )
 
     def _catch_up(self, group: Group, rows: HeadRows, last_rows: LastRows, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Compute every module's entries, as far as tokens are known. Returns [R, max(1, T - 1), H] the output at the
+        """Compute every module's entries, as far as tokens are known. Returns [R, max(1, T - 1) H] the output at the
         newest entry of each."""
-        table, slot_N, head = group.table, group.slots[rows.span_N], self.head
+        table, head = group.table, self.head
         outputs = []
         for module in range(head.num_modules):
-            token_N = rows.position_N + module + 1
-            within = rows.only(token_N < table.known[slot_N]) if module else rows
-            ids_N = table.tokens[slot_N, token_N]
+            within = rows
+            if module:
+                known_N = table.known[group.slots[rows.span_N]]
+                within = rows.only(rows.position_N + module + 1 < known_N)
+            ids_N = self.runtime.ops.next_tokens(table.tokens, group.slots, rows.span_N, rows.position_N, module + 1)
             if module == head.num_modules - 1:
                 mix = self._runner.mix(within, last_rows)
                 wanted = None if last_rows.geometry is None else last_rows.rows_R
@@ -220,4 +250,5 @@ class HeadDrafter(HeadWeights):
             else:
                 hidden_NH = head.forward(module, ids_N, hidden_NH, rows.position_N, self._runner.mix(within))
                 outputs.append(hidden_NH[(rows.last_R - module).clamp(min=0)])
-        return torch.stack(outputs[: self._hidden.shape[1]], 1)
+        kept = outputs[: self._hidden.shape[1]]
+        return kept[0] if len(kept) == 1 else torch.cat(kept, 1)

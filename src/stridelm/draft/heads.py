@@ -54,19 +54,15 @@ class DraftHead(LoadableModule):
 
     @property
     def taken_width(self) -> int:
-        """W numbers of a row that `taken` returns."""
+        """W numbers of a row in what is `read`, side by side."""
         return self.spec.hidden_size
 
     def read(self, states: States) -> tuple[torch.Tensor, ...]:
         """The target's hidden states that are needed, of one width each: by default those after its final norm."""
         return (states.final,)
 
-    def taken(self, states: States, rows_N: torch.Tensor) -> torch.Tensor:
-        """[N, W] these of some rows, side by side."""
-        return torch.cat([source.index_select(0, rows_N) for source in self.read(states)], dim=-1)
-
     def features(self, taken_NW: torch.Tensor) -> torch.Tensor:
-        """[N, H] what the first module reads: by default just that."""
+        """[N, H] what the first module reads of what is `read` of some rows, side by side: by default just that."""
         return taken_NW
 
     def forward(

@@ -14,7 +14,6 @@ from stridelm.cache.transaction import Transaction
 from stridelm.draft.base import Drafter, Group
 from stridelm.draft.dispatch import Drafters
 from stridelm.engine.introspect import Readable
-from stridelm.engine.outcome import tabulate
 from stridelm.engine.step_timer import StepTimer
 from stridelm.run.batch import RowLayout, build, row_layout, shape_of
 from stridelm.run.eager import EagerRunner, Logits
@@ -45,7 +44,7 @@ class Run:
 
     rows: int
     table: torch.Tensor
-    """As made by `tabulate`."""
+    """As `StepOps.commit` returns it."""
     timer: StepTimer
     readable: Readable | None
     """None for a captured step of which nothing is read."""
@@ -150,8 +149,7 @@ class DeviceStep:
             land()
         verdict = self.verifier.verify(batch, draft, logits.decisions, paths)
         self.runner.pool.keep(batch, draft, verdict)
-        self.tokens.advance(slots, batch.reals + verdict.kept)
-        table = tabulate(verdict, batch.reals, draft.source)
+        table = self.tokens.commit(slots, verdict, batch.reals, draft.source)
         timer.end("sampling")
         observe(batch, logits, verdict)
         timer.end("draft")

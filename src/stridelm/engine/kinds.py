@@ -15,7 +15,7 @@ from stridelm.params import Speculation
 from stridelm.sample.table import Feature
 from stridelm.schedule.limits import PATIENCE
 from stridelm.schedule.rows import catches_up, most_decoded
-from stridelm.types import Follow, Request, Span
+from stridelm.types import MAX_DRAFT_ROWS, Follow, Request, Span
 from stridelm.upload import staging
 
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -147,6 +147,7 @@ class Inputs:
         self._rows[0] = -1  # the padding slot, until it is filled
         self._rows[1] = 1
         self._staging = [staging(4, requests, device=device) for _ in range(BUFFERS)]
+        self._columns = torch.arange(MAX_DRAFT_ROWS, device=device)
         self._turn = 0
         self._last: list[tuple[int, int, int, int]] | None = None
         self.slots, self.reals, self.drafts, self.ways = self._rows.unbind(0)
@@ -167,5 +168,4 @@ class Inputs:
 
     def within(self, draft: Draft) -> torch.Tensor:
         """[R, W] bool: the draft's valid rows that their spans have room for."""
-        row = torch.arange(draft.width, device=self._rows.device)
-        return draft.valid & (row < self.drafts[:, None])
+        return draft.valid & (self._columns[: draft.width] < self.drafts[:, None])

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from stridelm.batch import Verdict
 from stridelm.upload import Download, Mark
 
 
@@ -24,18 +23,11 @@ class Outcome:
     """Which of its drafter's sources each draft came from."""
 
 
-def tabulate(verdict: Verdict, reals_R: torch.Tensor, sources_R: torch.Tensor | None) -> torch.Tensor:
-    """[R, 7 + K] int64: what the host needs to know about a step, in one tensor. sources: of its draft."""
-    sources_R = torch.zeros_like(reals_R) if sources_R is None else sources_R
-    columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R, sources_R)
-    return torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
-
-
 class Reading:
     """A verdict on its way to the host: the copy starts on construction, and `outcome` waits for it."""
 
     def __init__(self, table: torch.Tensor) -> None:
-        """table: as made by `tabulate`."""
+        """table: as `StepOps.commit` returns it."""
         # On a CPU, the next replay of a captured step overwrites its table.
         self._table = Download(table if table.is_cuda else table.clone())
 

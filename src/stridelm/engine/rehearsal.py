@@ -63,7 +63,7 @@ class _OneTokenEach:
     def run(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         run = self.device.run(plan, transaction, land, detailed=detailed)
         table = torch.zeros(len(plan.spans), run.table.shape[1], dtype=torch.int64)
-        table[:, 0] = torch.tensor([span.decides for span in plan.spans])  # columns as made by `tabulate`
+        table[:, 0] = torch.tensor([span.decides for span in plan.spans])  # columns as of `StepOps.commit`
         table[:, 5] = torch.tensor([span.real for span in plan.spans])
         return replace(run, table=table)
 

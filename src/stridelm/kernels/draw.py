@@ -39,8 +39,8 @@ from stridelm.kernels.logit_rows import (
 )
 from stridelm.kernels.step_ops import Cut
 
-PADDING = -1
-"""The token of a row without a slot."""
+PADDING = 0
+"""The token of a row without a slot: a valid id, since guesses are embedded before anybody asks whose they are."""
 
 
 # Device code

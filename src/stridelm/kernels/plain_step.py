@@ -181,8 +181,72 @@ class PlainStepOps:
         decision = index_BK[place_N, node + 1].clamp(min=0)
         return torch.where(beyond < 0, real, decisions_M[decision])
 
-    def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-        lengths_S.index_put_((slots_R,), torch.where(slots_R < 0, 0, lengths_S[slots_R] + rows_R))
+    def commit(
+        self,
+        lengths_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        verdict: Verdict,
+        reals_R: torch.Tensor,
+        sources_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        length_R = lengths_S[slots_R] + reals_R + verdict.kept
+        lengths_S.index_put_((slots_R,), torch.where(slots_R < 0, 0, length_R))
+        sources_R = torch.zeros_like(reals_R) if sources_R is None else sources_R
+        columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R, sources_R)
+        return torch.cat((torch.stack(columns, 1), verdict.tokens), 1)
+
+    def behind(
+        self,
+        slots_R: torch.Tensor,
+        indices_R: torch.Tensor,
+        reals_B: torch.Tensor,
+        kept_B: torch.Tensor,
+        waiting_S: torch.Tensor,
+        committed_S: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        waiting_R, end_R = waiting_S[slots_R], committed_S[slots_R]
+        count_R = waiting_R + reals_B[indices_R] + kept_B[indices_R]
+        return waiting_R, count_R, end_R - count_R, end_R - 1
+
+    def next_tokens(
+        self,
+        tokens_SL: torch.Tensor,
+        slots_R: torch.Tensor,
+        span_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        ahead: int,
+    ) -> torch.Tensor:
+        return tokens_SL[slots_R[span_N], positions_N + ahead]
+
+    def side_by_side(self, sources: Sequence[torch.Tensor], rows_N: torch.Tensor) -> torch.Tensor:
+        parts = [source.index_select(0, rows_N) for source in sources]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def keep_newest(
+        self,
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        newest_RW: torch.Tensor,
+        decides_B: torch.Tensor,
+        indices_R: torch.Tensor,
+        counts_R: torch.Tensor,
+        least: int,
+    ) -> None:
+        kept_SW[slots_R] = newest_RW
+        ready_S[slots_R] = decides_B[indices_R] & (counts_R >= least)
+
+    def recall(
+        self,
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        known_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        first: int,
+        levels: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        level_L1 = torch.arange(first, first + levels, device=slots_R.device)[:, None]
+        return kept_SW[slots_R], ready_S[slots_R], known_S[slots_R] + level_L1
 
     def mover(self, tensors: Sequence[torch.Tensor]) -> Move:
         def move(source_N: torch.Tensor, target_N: torch.Tensor) -> None:

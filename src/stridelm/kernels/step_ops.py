@@ -213,8 +213,85 @@ class StepOps(Protocol):
         """
         ...
 
-    def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-        """Add to each request's length, in place. slots_R: distinct except for padding, which adds nothing."""
+    # How a head follows
+
+    def behind(
+        self,
+        slots_R: torch.Tensor,
+        indices_R: torch.Tensor,
+        reals_B: torch.Tensor,
+        kept_B: torch.Tensor,
+        waiting_S: torch.Tensor,
+        committed_S: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows that a head has to read of each request once a step of B requests is committed: ([R] how many waited
+        before it, [R] how many there are, those included, [R] storage index of the first, [R] of the last).
+
+        indices_R: which of the step's requests they are.
+        """
+        ...
+
+    def next_tokens(
+        self,
+        tokens_SL: torch.Tensor,
+        slots_R: torch.Tensor,
+        span_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        ahead: int,
+    ) -> torch.Tensor:
+        """[N] the token `ahead` places behind each row's own. span_N: which of the R requests each is of."""
+        ...
+
+    def side_by_side(self, sources: Sequence[torch.Tensor], rows_N: torch.Tensor) -> torch.Tensor:
+        """[N, W] these rows of each source, side by side. sources: contiguous, of one shape and dtype."""
+        ...
+
+    def keep_newest(
+        self,
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        newest_RW: torch.Tensor,
+        decides_B: torch.Tensor,
+        indices_R: torch.Tensor,
+        counts_R: torch.Tensor,
+        least: int,
+    ) -> None:
+        """Keep what each request's next draft grows from. Those are ready that decide in the step of B requests, and
+        have at least so many rows.
+
+        kept_SW, newest_RW: contiguous. ready_S, decides_B: bool. indices_R: as for `behind`.
+        """
+        ...
+
+    def recall(
+        self,
+        kept_SW: torch.Tensor,
+        ready_S: torch.Tensor,
+        known_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        first: int,
+        levels: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What drafts grow from: ([R, W] what is kept, [R] bool whether it is ready, [levels, R] the number of known
+        tokens plus `first`, plus `first` + 1, and so on)."""
+        ...
+
+    # When a step ends
+
+    def commit(
+        self,
+        lengths_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        verdict: Verdict,
+        reals_R: torch.Tensor,
+        sources_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Add to each request's length, in place, the rows whose entries stay. Returns what the host needs to know of
+        the step: [R, 7 + K] counts, kept, drafted, accepted, reached, reals, sources, tokens.
+
+        slots_R: distinct except for padding, which adds nothing. sources: of the drafts; None: all are 0.
+        """
         ...
 
     def mover(self, tensors: Sequence[torch.Tensor]) -> Move:
@@ -350,7 +427,7 @@ class StepOps(Protocol):
         cut: Cut | None = None,
     ) -> torch.Tensor:
         """[M] the rows' tokens: for a sampled row, argmax(logit / temperature + noise) over the tokens kept; for
-        others, the argmax of the raw logits. Ties go to the lowest id.
+        others, the argmax of the raw logits. Ties go to the lowest id. Padding gets some valid id.
 
         logits_MV: float16, bfloat16 or float32, contiguous along V, not modified.
         slots_M, positions_M: the row's request in the tables and the absolute position of the token to be drawn.

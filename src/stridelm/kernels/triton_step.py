@@ -12,6 +12,7 @@ from stridelm.kernels.aside import set_aside
 from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.draw import confidence, draw, draw_weighted
 from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
+from stridelm.kernels.following import behind, keep_newest, next_tokens, recall, side_by_side
 from stridelm.kernels.layout import lay_out
 from stridelm.kernels.lookup import followers
 from stridelm.kernels.place import place, sources
@@ -19,7 +20,7 @@ from stridelm.kernels.plain_step import keep_leaves, place_live
 from stridelm.kernels.sources import choose_sources, learn_sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.truncate import truncate
-from stridelm.kernels.walk import advance, cut_windows, walk
+from stridelm.kernels.walk import commit, cut_windows, walk
 
 
 class TritonStepOps:
@@ -29,7 +30,12 @@ class TritonStepOps:
     sources = staticmethod(sources)
     set_aside = staticmethod(set_aside)
     keep_leaves = staticmethod(keep_leaves)
-    advance = staticmethod(advance)
+    behind = staticmethod(behind)
+    next_tokens = staticmethod(next_tokens)
+    side_by_side = staticmethod(side_by_side)
+    keep_newest = staticmethod(keep_newest)
+    recall = staticmethod(recall)
+    commit = staticmethod(commit)
     followers = staticmethod(followers)
     choose_sources = staticmethod(choose_sources)
     learn_sources = staticmethod(learn_sources)

@@ -149,7 +149,7 @@ def build(
         draft_rows=draft_rows,
         ancestors=ancestors,
         positions=positions,
-        tables={group: pages_SP[request_slots] for group, pages_SP in pages.tables.items()},
+        tables=pages.of(request_slots),
         page_size=page_size,
         max_keys=max_keys,
         is_chain=draft.is_chain,

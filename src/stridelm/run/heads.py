@@ -26,7 +26,7 @@ from stridelm.models.layers.decoder import Decoder
 from stridelm.run.batch import RowLayout, row_layout
 from stridelm.run.eager import EagerRunner, PagedMix
 from stridelm.run.live_rows import reached
-from stridelm.run.state import PageTables
+from stridelm.run.state import PageTables, Tables
 from stridelm.types import MAX_DRAFT_ROWS
 
 FEW_ROWS = 8
@@ -109,16 +109,20 @@ def place(
     runtime: TargetRuntime,
     most: int,
     stays_R: torch.Tensor | None = None,
+    *,
+    tables: Tables | None = None,
 ) -> HeadRows:
     """Place `counts` rows of each request from storage index `starts` on (0 if it is negative), at most as many as the
     layout has room for; None fills the layout. Each row sees all entries up to its own.
 
     most: an exclusive upper bound on every request's last index. stays_R: bool, requests whose rows write entries; None
-    for all. The rest of the layout is padding, which is left out if attention runs on the host.
+    for all. tables: of these requests, if the caller has them. The rest of the layout is padding, which is left out if
+    attention runs on the host.
     """
     counts_R = rows.reals_R if counts_R is None else counts_R
+    tables = runtime.tables.of(slots_R) if tables is None else tables
     if not runtime.attention.reads_device:
-        return _placed_for_host(rows, slots_R, starts_R, counts_R, runtime, most, stays_R)
+        return _placed_for_host(rows, slots_R, starts_R, counts_R, runtime, most, stays_R, tables)
     storage, own, slots, about, last = runtime.ops.place(
         slots_R,
         starts_R,
@@ -131,7 +135,7 @@ def place(
         max(rows.bounds),
         runtime.page_size,
     )
-    geometry = _geometry(rows, slots_R, about[1], about[0], about[0], own, rows.nothing_N, storage, runtime, most)
+    geometry = _geometry(rows, tables, about[1], about[0], about[0], own, rows.nothing_N, storage, runtime, most)
     return HeadRows(rows.span_N, rows.offset_N, storage, slots, geometry, last)
 
 
@@ -143,6 +147,7 @@ def _placed_for_host(
     runtime: TargetRuntime,
     most: int,
     stays_R: torch.Tensor | None,
+    tables: Tables,
 ) -> HeadRows:
     """The same rows without padding."""
     laid, slots, about, last = runtime.ops.place_live(
@@ -153,7 +158,7 @@ def _placed_for_host(
     bounds = tuple(counts_R.tolist())
     if bounds != rows.bounds:
         rows = replace(rows, bounds=bounds, first32_R=first32_R, kept={})
-    geometry = _geometry(rows, slots_R, start32_R, count32_R, count32_R, own, seen, storage, runtime, most)
+    geometry = _geometry(rows, tables, start32_R, count32_R, count32_R, own, seen, storage, runtime, most)
     return HeadRows(span, offset, storage, slots, geometry, last)
 
 
@@ -177,7 +182,8 @@ def place_nodes(
     # `first` nodes of the tree are stored before the first of these rows.
     reals = torch.full_like(base_R, -first)
     start_R, own, seen = base_R + first, first + offset, ancestors_RE.flatten()
-    geometry = _geometry(rows, slots_R, start_R, nodes, reals, own, seen, positions, runtime, most)
+    tables = runtime.tables.of(slots_R)
+    geometry = _geometry(rows, tables, start_R, nodes, reals, own, seen, positions, runtime, most)
     slots = _pool_slots(slots_R[span], storage, torch.ones_like(span, dtype=torch.bool), runtime)
     last = rows.firsts_R + nodes - 1
     return HeadRows(span, offset, positions, slots, geometry, last)
@@ -187,18 +193,18 @@ def last_of(
     rows: HeadRows,
     back: int,
     slots_R: torch.Tensor,
-    starts_R: torch.Tensor,
-    counts_R: torch.Tensor,
+    ends_R: torch.Tensor,
     runtime: TargetRuntime,
     most: int,
+    tables: Tables,
 ) -> LastRows:
-    """Of rows placed with these arguments, each request's last, or the one `back` before it; arbitrary if there is
-    none."""
+    """Of rows placed with these arguments, each request's last, whose storage index is `ends`, or the one `back` before
+    it; arbitrary if there is none."""
     at = (rows.last_R - back).clamp(min=0) if back else rows.last_R
     if not runtime.attention.reads_device and len(rows.span_N) <= FEW_ROWS:
         return LastRows(at, None)
     one_each = head_layout((1,) * len(slots_R), runtime.arena)
-    alone = place(one_each, slots_R, starts_R + counts_R - 1 - back, None, runtime, most)
+    alone = place(one_each, slots_R, ends_R - back if back else ends_R, None, runtime, most, tables=tables)
     return LastRows(at, alone.geometry)
 
 
@@ -229,7 +235,7 @@ def _pool_slots(
 
 def _geometry(
     rows: RowLayout,
-    slots_R: torch.Tensor,
+    tables: Tables,
     starts_R: torch.Tensor,
     counts_R: torch.Tensor,
     reals_R: torch.Tensor,
@@ -239,7 +245,6 @@ def _geometry(
     runtime: TargetRuntime,
     most: int,
 ) -> Geometry:
-    tables = {group: pages[slots_R] for group, pages in runtime.tables.tables.items()}
     if not runtime.attention.reads_device:  # the host reads all of a table
         tables = reached(tables, most, runtime.page_size)
     return Geometry(

@@ -13,11 +13,15 @@ import numpy as np
 import torch
 
 from stridelm.arena import Arena
+from stridelm.batch import Verdict
 from stridelm.cache.transaction import Transaction
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.step_ops import StepOps
 from stridelm.types import OVERRUN, Span
 from stridelm.upload import upload
+
+Tables = dict[str, torch.Tensor]
+"""Page group -> [R, P] int32 pages of R requests."""
 
 
 class TokenTable:
@@ -42,9 +46,12 @@ class TokenTable:
         self.known[slot].fill_(len(ids))
         self.committed[slot].fill_(computed)
 
-    def advance(self, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-        """Commit on the device: each request's next `rows` tokens now have KV. The padding row stays at 0."""
-        self.ops.advance(self.committed, slots_R, rows_R)
+    def commit(
+        self, slots_R: torch.Tensor, verdict: Verdict, reals_R: torch.Tensor, sources_R: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Commit on the device: each request's real rows and those that are kept of its draft now have KV. Returns what
+        the host reads of it (engine/outcome.py). The padding row stays at 0."""
+        return self.ops.commit(self.committed, slots_R, verdict, reals_R, sources_R)
 
 
 class PageTables:
@@ -59,6 +66,10 @@ class PageTables:
         self.tables = {group: torch.zeros(slots + 1, width, dtype=torch.int32, device=device) for group in groups}
         self._copied: dict[str, list[list[int]]] = {group: [[] for _ in range(slots)] for group in groups}
         """Page group -> for each slot, the pages that the device has."""
+
+    def of(self, slots_R: torch.Tensor) -> Tables:
+        """These requests' rows."""
+        return {group: pages[slots_R] for group, pages in self.tables.items()}
 
     def update(self, spans: tuple[Span, ...], transaction: Transaction) -> None:
         """Bring the rows of a step's requests up to date, with one small copy per group that has changes."""

@@ -27,6 +27,7 @@ from stridelm.attention.base import HeadsInput
 from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.kernels.plain import roped
+from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.models.layers.decoder import Decoder, ModelInput
 from stridelm.train.dense import DenseMix, by_row, by_sequence, flat_positions, masked_attention
 
@@ -88,7 +89,9 @@ def unrolled(head: DraftHead, states: States, rows_BL: torch.Tensor, first: int,
     mix = ChainMix(batch, first)
     own = (torch.arange(batch, device=device)[:, None] * length + torch.arange(entries, device=device)).flatten()
     ids, positions = rows_BL[:, 1 : 1 + entries], flat_positions(batch, entries, device)
-    out = head.forward(0, ids.flatten(), head.features(head.taken(states, own)), positions, mix)
+    out = head.forward(
+        0, ids.flatten(), head.features(PlainStepOps().side_by_side(head.read(states), own)), positions, mix
+    )
     hidden = out.unflatten(0, (batch, entries))[:, first:]
     yield hidden
     for step in range(2, depth + 1):

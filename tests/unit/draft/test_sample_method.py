@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from stridelm import LLM, SamplingParams
 from stridelm.batch import CANDIDATE, Draft
 from stridelm.draft.base import Drafter, Group, TargetInfo
-from stridelm.draft.guess import Chain, Guessing
+from stridelm.draft.guess import Chain, Guessing, chain_depth
 from stridelm.draft.options import ChainOptions, GuessOptions
 from stridelm.draft.settle import settle
 from stridelm.params import Speculation
@@ -181,10 +181,11 @@ class TableChain(Drafter):
         return Guessing.of(span.request.speculation)
 
     def propose(self, group: Group) -> Draft:
-        guesses, vocab = Chain(group, self.sampler), self.target.vocab_size
+        positions_LR = group.table.known[group.slots] + torch.arange(3)[:, None]
+        guesses, vocab = Chain(group, self.sampler, positions_LR), self.target.vocab_size
         logits_VV = 1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(1))
-        last = group.table.tokens[group.slots].gather(1, guesses.known[:, None] - 1)[:, 0]
-        for _ in range(guesses.depth):
+        last = group.table.tokens[group.slots].gather(1, positions_LR[0][:, None] - 1)[:, 0]
+        for _ in range(chain_depth(group)):
             guesses.draw(logits_VV[last])
             last = guesses.tokens[-1]
         return guesses.draft(torch.ones_like(group.slots, dtype=torch.bool))

@@ -9,8 +9,10 @@ import torch
 
 from stridelm.arena import Arena
 from stridelm.draft.base import empty_draft
+from stridelm.kernels.host.step import HostStepOps
 from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.plain_step import PlainStepOps
+from support.checks.following import check_following
 from support.checks.layout_kernel import check_layout
 from support.checks.lookup_kernel import check_lookup
 from support.checks.place_live import check_place_live
@@ -57,6 +59,11 @@ def test_place_live() -> None:
 def test_sources() -> None:
     for seed in range(50):
         check_sources(seed, "cpu", OURS)
+
+
+def test_following() -> None:
+    for seed in range(30):
+        check_following(seed, "cpu", HostStepOps())
 
 
 def test_set_aside() -> None:

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.triton_step import TritonStepOps
+from support.checks.following import check_following
 from support.checks.place_kernel import check_place
 from support.checks.set_aside import check_set_aside
 from support.checks.sources import check_sources
@@ -23,6 +24,11 @@ def test_place() -> None:
 def test_sources() -> None:
     for seed in range(12):
         check_sources(seed, "cpu", TritonStepOps())
+
+
+def test_following() -> None:
+    for seed in range(12):
+        check_following(seed, "cpu", TritonStepOps())
 
 
 def test_set_aside() -> None:

@@ -15,6 +15,7 @@ from stridelm.batch import CANDIDATE, Verdict
 from stridelm.draft.base import TreeShape, empty_draft
 from stridelm.kernels import STEP_OPS
 from stridelm.kernels.step_ops import StepOps
+from support.checks.following import check_commit
 from support.checks.step_ops import every_set
 from support.checks.walk_kernels import SPANS, Tables, agreeable, random_draft, random_nodes
 from support.doubles.interpreter import INTERPRETED
@@ -95,9 +96,13 @@ def test_windows(width: int, confident: bool) -> None:
 
 
 @every_set
-def test_advance(ops: StepOps) -> None:
-    """Texts of active requests grow; those of other slots do not change."""
-    slots, rows = torch.tensor([3, -1, 0, -1]), torch.tensor([5, 7, 0, 1])
-    lengths = torch.tensor([1, 2, 3, 4, 0])
-    ops.advance(lengths, slots, rows)
-    assert lengths.tolist() == [1, 2, 3, 9, 0]
+def test_commit(ops: StepOps) -> None:
+    """Texts of active requests grow by what is real and what is kept; those of other slots do not change."""
+    for seed in range(20):
+        check_commit(seed, "cpu", ops)
+    slots, none = torch.tensor([3, -1, 0, -1]), torch.zeros(4, dtype=torch.int64)
+    kept, lengths = torch.tensor([4, 7, 0, 1]), torch.tensor([1, 2, 3, 4, 0])
+    one = none[:, None]
+    verdict = Verdict(one, none, one, one[:, :0], kept, none, none, none, none)
+    ops.commit(lengths, slots, verdict, torch.tensor([1, 1, 2, 1]), None)
+    assert lengths.tolist() == [3, 2, 3, 9, 0]

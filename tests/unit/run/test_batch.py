@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stridelm.attention.host_view import HostView
-from stridelm.batch import CANDIDATE, PROBE, Draft, ForwardBatch
+from stridelm.batch import CANDIDATE, PROBE, Draft, ForwardBatch, Verdict
 from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TreeShape
 from stridelm.kernels.plain_step import append
@@ -169,6 +169,7 @@ def test_token_table() -> None:
     assert table.tokens[2, :2].tolist() == [4, 7]
     table.admit(0, [9])
     assert table.known.tolist() == [1, 0, 2, 0]
-    nobody = torch.tensor([-1, 2])
-    table.advance(nobody, torch.tensor([3, 2]))
+    none = torch.zeros(2, dtype=torch.int64)
+    verdict = Verdict(none[:, None], none, none[:, None], none[:, None], torch.tensor([2, 1]), none, none, none, none)
+    table.commit(torch.tensor([-1, 2]), verdict, torch.ones_like(none), None)
     assert table.committed.tolist() == [0, 0, 2, 0]

@@ -30,7 +30,7 @@ from stridelm.draft.frozen_kv.layout import Layout, layout_of, spec_of
 from stridelm.draft.frozen_kv.ordered import OrderedHead
 from stridelm.draft.frozen_kv.reading import TargetMix, committed
 from stridelm.draft.given import Given, given
-from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, scores_of, shape_of
+from stridelm.draft.guess import Chain, Guessing, Shape, branching_rows, chain_depth, scores_of, shape_of
 from stridelm.draft.head_weights import HeadWeights
 from stridelm.draft.heads import DraftHead, HeadSource, store_as_in
 from stridelm.models.layers.decoder import Decoder
@@ -111,24 +111,28 @@ class FrozenKVDrafter(HeadWeights):
         self._ready[request.slot].fill_(False)
 
     def propose(self, group: Group) -> Draft:
-        known, slots = group.table.known[group.slots], group.slots
-        last, mix = (known - 1).clamp(min=0), self._mix(group, 1)
-        out_RH = self.head.forward(0, group.table.tokens[slots, last], self._states[slots], last, mix)
+        slots, depth = group.slots, chain_depth(group)
+        state_RH, ready, place_LR = self.runtime.ops.recall(
+            self._states, self._ready, group.table.known, slots, -1, 1 + depth
+        )
+        last, mix = place_LR[0].clamp(min=0), self._mix(group, 1)
+        out_RH = self.head.forward(0, group.table.tokens[slots, last], state_RH, last, mix)
         shape = self.kind(group.spans[0])
         if isinstance(shape, tuple):
-            return self._tree(group, out_RH, last, *shape)
-        guesses = Chain(group, self.sampler)
-        for level in range(guesses.depth):
+            return self._tree(group, out_RH, last, ready, *shape)
+        guesses = Chain(group, self.sampler, place_LR[1:])
+        for level in range(depth):
             if level:
                 out_RH = self.head.forward(0, guesses.tokens[-1], self.head.passed_on(out_RH), last, mix)
             guesses.draw(self.head.logits(out_RH))
-        return guesses.draft(self._ready[slots])
+        return guesses.draft(ready)
 
     def _tree(
         self,
         group: Group,
         out_RH: torch.Tensor,
         last_R: torch.Tensor,
+        ready_R: torch.Tensor,
         branching: Branching,
         depth: int,
         guessing: Guessing,
@@ -141,7 +145,7 @@ class FrozenKVDrafter(HeadWeights):
             out = self.head.forward(0, sprout.tokens.flatten(), hidden, positions, self._mix(group, each))
             return out.view_as(sprout.hidden_REH)
 
-        return branching.grow(out_RH, depth, scores, grow, self._ready[group.slots], group.arena)
+        return branching.grow(out_RH, depth, scores, grow, ready_R, group.arena)
 
     def _mix(self, group: Group, each: int) -> TargetMix:
         rows = committed(group, self.runtime, each)

@@ -15,7 +15,7 @@ from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo
 from stridelm.draft.expand import Branching, Sprout
 from stridelm.draft.given import Given, given
-from stridelm.draft.guess import Chain, Guessing, branching_rows
+from stridelm.draft.guess import Chain, Guessing, branching_rows, chain_depth
 from stridelm.draft.heads import HeadSource, check_head, load_head
 from stridelm.draft.medusa.head import MedusaHeads, MedusaLayout
 from stridelm.models.layers.decoder import Decoder
@@ -88,20 +88,23 @@ class MedusaDrafter(Drafter):
         branching, depth, guessing = self.kind(group.spans[0])
         if branching != Branching():
             return self._tree(group, branching, depth, guessing)
-        guesses = Chain(group, self.sampler)
-        logits_RDV = self.heads(self._states[group.slots], guesses.depth)
-        for level in range(guesses.depth):
+        depth = chain_depth(group)
+        states, ready, positions_LR = self._recall(group, depth)
+        guesses, logits_RDV = Chain(group, self.sampler, positions_LR), self.heads(states, depth)
+        for level in range(depth):
             guesses.draw(logits_RDV[:, level])
-        return guesses.draft(self._ready[group.slots])
+        return guesses.draft(ready)
+
+    def _recall(self, group: Group, levels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._ops.recall(self._states, self._ready, group.table.known, group.slots, 0, levels)
 
     def _tree(self, group: Group, branching: Branching, depth: int, guessing: Guessing) -> Draft:
-        slots, known = group.slots, group.table.known[group.slots]
-        states, ready = self._states[slots], self._ready[slots]
+        slots, (states, ready, positions_LR) = group.slots, self._recall(group, depth)
         logits_RDV = self.heads(states, depth)
         host_slots = [span.request.slot for span in group.spans]
 
         def scores(hidden_REH: torch.Tensor, level: int) -> torch.Tensor:
-            logits, rows = logits_RDV[:, level - 1], Rows(slots, known + level - 1)
+            logits, rows = logits_RDV[:, level - 1], Rows(slots, positions_LR[level - 1])
             # Coupled guesses take the token that wins with the target's noise; all others go by likelihood alone.
             log_probs = self.sampler.log_probs(logits, rows, host_slots, noisy=guessing is Guessing.COUPLED)
             return log_probs[:, None].expand(-1, hidden_REH.shape[1], -1)

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 
 from stridelm.batch import Draft, ForwardBatch, Verdict
 from stridelm.cache.layout import FULL
-from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, per_span, within_bounds
+from stridelm.draft.base import Drafter, Group, MemoryNeed, TargetInfo, numbers, per_span, within_bounds
 from stridelm.draft.given import Given
-from stridelm.draft.guess import Chain, Guessing, replacing_lengths
+from stridelm.draft.guess import Chain, Guessing, chain_depth, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS, WITH_TEXT
 from stridelm.models.layers.decoder import Decoder, ModelInput
@@ -130,14 +130,16 @@ class ModelDrafter(Drafter):
     # Drafting
 
     def propose(self, group: Group) -> Draft:
-        guesses, slots = Chain(group, self.sampler), group.slots
-        states = self._catch_up(group.spans, group, slots, guesses.known, tuple(map(_max_left, group.spans)))
+        slots, depth = group.slots, chain_depth(group)
+        positions_LR = group.table.known[slots] + group.arena.keep(numbers, depth)[:, None]
+        guesses, known = Chain(group, self.sampler, positions_LR), positions_LR[0]
+        states = self._catch_up(group.spans, group, slots, known, tuple(map(_max_left, group.spans)))
         # A request with more to catch up on than its bound does so when this step is observed, and has no draft now.
-        ready = self._caught_up[slots] == guesses.known
-        valid = ready[:, None] & within_bounds(group, guesses.depth)
-        for level in range(guesses.depth):
+        ready = self._caught_up[slots] == known
+        valid = ready[:, None] & within_bounds(group, depth)
+        for level in range(depth):
             if level:
-                states = self._grow(group, guesses.tokens[-1], guesses.known - 1 + level, valid[:, level])
+                states = self._grow(group, guesses.tokens[-1], positions_LR[level - 1], valid[:, level])
             guesses.draw(self._logits(states))
         return guesses.draft(ready)
 
@@ -168,8 +170,8 @@ class ModelDrafter(Drafter):
         return states[rows.last_R]
 
     def _run(self, ids_N: torch.Tensor, rows: HeadRows) -> torch.Tensor:
-        # The target may have higher ids than this model; padding's draws are -1.
-        ids_N = ids_N.clamp(0, self.model.spec.vocab_size - 1)
+        # The target may have higher ids than this model.
+        ids_N = ids_N.clamp(max=self.model.spec.vocab_size - 1)
         return self.model(ModelInput(ids_N, rows.position_N, self._runner.mix(rows)))
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:

@@ -14,3 +14,8 @@ NO_BIAS, NO_NORMS = np.empty(0, np.uint16), np.empty((0, 0), np.uint16)
 def array(x: torch.Tensor) -> np.ndarray[Any, Any]:
     """A tensor's memory as an array that Numba accepts: bfloat16 as uint16, since it has no such type."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def arrays(*tensors: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    """Contiguous, so that one compiled version serves all; those that are written to already are."""
+    return [array(tensor.contiguous()) for tensor in tensors]

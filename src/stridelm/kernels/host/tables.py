@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numba as nb
 import numpy as np
 import torch
 
 from stridelm.batch import CANDIDATE, Draft, Verdict
-from stridelm.kernels.host.memory import array
+from stridelm.kernels.host.memory import array, arrays
 from stridelm.kernels.plain_step import PlainStepOps
 
 
@@ -41,7 +40,7 @@ class HostTables(PlainStepOps):
         tables = (slots_R, known_S, committed_S, tokens_SL, pages_SP)
         layout = (firsts_R, reals_R, drafts_R, decides_R, span_N, offset_N)
         drafted = (draft.tokens, draft.depths, draft.ancestors, draft.valid)
-        laid, about, nodes = _lay_out(*_arrays(*tables, *layout, *drafted), page_size)
+        laid, about, nodes = _lay_out(*arrays(*tables, *layout, *drafted), page_size)
         return torch.from_numpy(laid), torch.from_numpy(about), torch.from_numpy(nodes)
 
     @staticmethod
@@ -54,7 +53,7 @@ class HostTables(PlainStepOps):
         page_size: int,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         stays = _ALL if stays_R is None else array(stays_R)
-        of_rows, groups = (*_arrays(slots_R, starts_R, counts_R), stays), iter(tables.items())
+        of_rows, groups = (*arrays(slots_R, starts_R, counts_R), stays), iter(tables.items())
         group, pages_SP = next(groups)
         laid, slots_N, about, last_R = map(torch.from_numpy, _place_live(*of_rows, array(pages_SP), page_size))
         slots = {group: slots_N}
@@ -73,7 +72,7 @@ class HostTables(PlainStepOps):
         indices_R: torch.Tensor,
         sources: Sequence[torch.Tensor],
     ) -> None:
-        rows, slots, firsts, reals, indices = _arrays(rows_S, slots_R, firsts_B, reals_B, indices_R)
+        rows, slots, firsts, reals, indices = arrays(rows_S, slots_R, firsts_B, reals_B, indices_R)
         for number, source in enumerate(sources):
             at = number * source.shape[1]
             _copy_rows(array(kept_SPW), rows, slots, firsts, reals, indices, array(source), at)
@@ -93,7 +92,7 @@ class HostTables(PlainStepOps):
         step_rows: int,
     ) -> torch.Tensor:
         of_rows, of_step = (indices_R, span_N, offset_N, tailed_R), (firsts_B, reals_B, path_BW, index_BK, decisions_M)
-        return torch.from_numpy(_sources(*_arrays(*of_rows, *of_step), step_rows))
+        return torch.from_numpy(_sources(*arrays(*of_rows, *of_step), step_rows))
 
     @staticmethod
     def keep_leaves(
@@ -106,11 +105,20 @@ class HostTables(PlainStepOps):
         decisions_M: torch.Tensor,
         source_NW: torch.Tensor,
     ) -> None:
-        of_step = _arrays(slots_R, indices_R, leaf_B, index_BK, decisions_M)
+        of_step = arrays(slots_R, indices_R, leaf_B, index_BK, decisions_M)
         _keep_leaves(array(kept_SW), array(ready_S), *of_step, array(source_NW.contiguous()))
 
-    def advance(self, lengths_S: torch.Tensor, slots_R: torch.Tensor, rows_R: torch.Tensor) -> None:
-        _advance(*_arrays(lengths_S, slots_R, rows_R))
+    def commit(
+        self,
+        lengths_S: torch.Tensor,
+        slots_R: torch.Tensor,
+        verdict: Verdict,
+        reals_R: torch.Tensor,
+        sources_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        columns = (verdict.counts, verdict.kept, verdict.drafted, verdict.accepted, verdict.reached, reals_R)
+        of_step = arrays(lengths_S, slots_R, verdict.tokens, *columns)
+        return torch.from_numpy(_commit(*of_step, _NONE if sources_R is None else array(sources_R.contiguous())))
 
     def followers(
         self,
@@ -123,7 +131,7 @@ class HostTables(PlainStepOps):
         reach: int,
         width: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        tables = _arrays(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R)
+        tables = arrays(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R)
         guesses, valid, matched = map(torch.from_numpy, _followers(*tables, width))
         return guesses, valid, matched
 
@@ -138,12 +146,14 @@ class HostTables(PlainStepOps):
         known_S: torch.Tensor,
     ) -> Verdict:
         drafted = (draft.tokens, draft.parents, draft.roles, draft.valid)
-        found = _walk(*_arrays(*drafted, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S))
+        found = _walk(*arrays(*drafted, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S))
         return Verdict(*map(torch.from_numpy, found))
 
 
 _ALL = np.empty(0, bool)
 """Of requests that leave entries."""
+_NONE = np.empty(0, np.int64)
+"""Sources of drafts that all come from the first."""
 
 
 @cache
@@ -158,14 +168,9 @@ def compile_tables() -> None:
         _keep_leaves(two.astype(kind), flags.ravel(), one, one, one, two, one, two.astype(kind))
     _note_rows(one, flags.ravel(), one, one, one)
     _sources(one, one, one, one, pages.ravel(), one, two, two, one, 0)
-    _advance(one, one, one)
+    _commit(one, one, two, one, one, one, one, one, one, one)
     _followers(one, one, two, one, one, one, 1)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
-
-
-def _arrays(*tensors: torch.Tensor) -> list[np.ndarray[Any, Any]]:
-    """Contiguous, so that one compiled version serves all; those that are written to already are."""
-    return [array(tensor.contiguous()) for tensor in tensors]
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -282,10 +287,17 @@ def _keep_leaves(kept_SW, ready_S, slots_R, indices_R, leaf_B, index_BK, decisio
 
 
 @nb.njit(cache=True, error_model="numpy")
-def _advance(lengths_S, slots_R, rows_R):
+def _commit(lengths_S, slots_R, tokens_RK, counts_R, kept_R, drafted_R, accepted_R, reached_R, reals_R, sources_R):
+    table = np.zeros((len(slots_R), 7 + tokens_RK.shape[1]), np.int64)
     for i in range(len(slots_R)):
         slot = slots_R[i]
-        lengths_S[slot] = 0 if slot < 0 else lengths_S[slot] + rows_R[i]
+        lengths_S[slot] = 0 if slot < 0 else lengths_S[slot] + reals_R[i] + kept_R[i]
+        table[i, 0], table[i, 1], table[i, 2] = counts_R[i], kept_R[i], drafted_R[i]
+        table[i, 3], table[i, 4], table[i, 5] = accepted_R[i], reached_R[i], reals_R[i]
+        if len(sources_R):
+            table[i, 6] = sources_R[i]
+        table[i, 7:] = tokens_RK[i]
+    return table
 
 
 @nb.njit(cache=True, error_model="numpy")
