@@ -21,10 +21,12 @@ from support.checks.compaction import check_compact, moves, pool
 from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     check_gate,
+    check_joined_norms,
     check_nan,
     check_normed_sums,
     check_norms,
     check_soft_cap,
+    check_spread_logits,
     check_turn,
     check_values,
 )
@@ -49,6 +51,18 @@ def test_norms(dtype: torch.dtype, width: int) -> None:
     for rows in (17, 4096):
         check_norms(TritonOps(), rows, width, dtype, "cuda")
         check_normed_sums(TritonOps(), rows, width, dtype, "cuda")
+
+
+@every_dtype
+@pytest.mark.parametrize("width", [1, 63, 384, 2560, 4096, 8192])
+def test_joined_norms(dtype: torch.dtype, width: int) -> None:
+    for rows in (1, 17, 1024):
+        check_joined_norms(TritonOps(), rows, width, dtype, "cuda")
+
+
+@every_dtype
+def test_spread_logits(dtype: torch.dtype) -> None:
+    check_spread_logits(TritonOps(), 33, 151936, dtype, "cuda")
 
 
 @every_dtype

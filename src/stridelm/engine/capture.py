@@ -232,6 +232,11 @@ class Capture:
         return tuple(rows - (size - requests) for rows in row_stairs(size, 1, draft, chosen=True))
 
 
+def nobody(requests: int, device: torch.device) -> torch.Tensor:
+    """[R] slots of padding."""
+    return torch.full((requests,), -1, device=device)
+
+
 def _half(
     device: DeviceStep, kind: Kind, ways: Ways, inputs: Inputs, layout: RowLayout, proposed: FromHost | None
 ) -> Run:
@@ -241,10 +246,10 @@ def _half(
         layout = packed(layout, inputs.reals, inputs.drafts, kind.rows)
     else:
         layout = replace(layout, reals_R=inputs.reals, drafts_R=inputs.drafts)
-    served = []
+    served, none_R = [], device.tokens.arena.keep(nobody, kind.requests)
     for number, (way, like) in enumerate(zip(kind.ways, ways.likes, strict=True), start=1):
         mine = inputs.ways == number
-        served.append((mine, kind.stand_ins(like, device.reach, way), torch.where(mine, slots, -1)))
+        served.append((mine, kind.stand_ins(like, device.reach, way), torch.where(mine, slots, none_R)))
 
     def propose() -> Draft:
         parts = [(mine, device.drafters.propose(theirs, where, bounds=inputs.drafts)) for mine, theirs, where in served]
@@ -259,6 +264,6 @@ def _half(
 
     def observe(batch: ForwardBatch, logits: Logits, verdict: Verdict) -> None:
         for mine, theirs, where in served:
-            device.drafters.observe(theirs, where, *share_of(mine, batch, logits, verdict))
+            device.drafters.observe(theirs, where, *share_of(mine, none_R, batch, logits, verdict))
 
     return device.half(spans, slots, propose, lay_out, device.runner.forward, observe)

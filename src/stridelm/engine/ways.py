@@ -151,12 +151,12 @@ def _combined_source(parts: Sequence[tuple[torch.Tensor, Draft]]) -> torch.Tenso
 
 
 def share_of(
-    mine_R: torch.Tensor, batch: ForwardBatch, logits: Logits, verdict: Verdict
+    mine_R: torch.Tensor, none_R: torch.Tensor, batch: ForwardBatch, logits: Logits, verdict: Verdict
 ) -> tuple[ForwardBatch, Logits, Verdict]:
     """The step as one way's drafter observes it: requests that are not its own have no rows, and nothing that was
-    accepted beyond what its drafts have room for."""
-    own = replace(batch, reals=batch.reals.where(mine_R, 0))
-    return own, logits, replace(verdict, kept=verdict.kept.where(mine_R, 0), leaf=verdict.leaf.where(mine_R, -1))
+    accepted beyond what its drafts have room for. none: [R] -1."""
+    kept_R, leaf_R = verdict.kept * mine_R, torch.where(mine_R, verdict.leaf, none_R)
+    return replace(batch, reals=batch.reals * mine_R), logits, replace(verdict, kept=kept_R, leaf=leaf_R)
 
 
 def _widened(rows_RW: torch.Tensor, width: int) -> torch.Tensor:

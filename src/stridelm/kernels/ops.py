@@ -138,6 +138,21 @@ class Ops(Protocol):
         apart, as those of a part of all columns do."""
         ...
 
+    def join_norms(
+        self,
+        token_VC: torch.Tensor,
+        ids_N: torch.Tensor | None,
+        token_weight_C: torch.Tensor,
+        hidden_NC: torch.Tensor,
+        hidden_weight_C: torch.Tensor,
+        eps: float,
+        *,
+        hidden_first: bool = False,
+    ) -> torch.Tensor:
+        """[N, 2C]: the norms of tokens' embeddings and of hidden states side by side, in this order or the other; the
+        same bits as `norm`'s. ids: int64, which rows of `token` are meant; None: all, which are N."""
+        ...
+
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,6 +258,11 @@ class Ops(Protocol):
 
     def soft_cap(self, logits_MV: torch.Tensor, cap: float) -> torch.Tensor:
         """cap * tanh(logits / cap). logits may be overwritten."""
+        ...
+
+    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+        """[M, V]: the logits of D tokens in their places among all, and -inf for all others. places: int64, which of
+        the D each token is; D: none."""
         ...
 
     def part_logits(

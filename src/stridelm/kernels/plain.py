@@ -204,8 +204,26 @@ class PlainOps(QuantisesAfterwards):
     ) -> None:
         pass
 
+    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+        return F.pad(own_MD, (0, 1), value=float("-inf")).gather(1, places_V.expand(len(own_MD), -1))
+
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)
+
+    def join_norms(
+        self,
+        token_VC: torch.Tensor,
+        ids_N: torch.Tensor | None,
+        token_weight_C: torch.Tensor,
+        hidden_NC: torch.Tensor,
+        hidden_weight_C: torch.Tensor,
+        eps: float,
+        *,
+        hidden_first: bool = False,
+    ) -> torch.Tensor:
+        token_NC = token_VC if ids_N is None else F.embedding(ids_N, token_VC)
+        token_NC, hidden_NC = self.norm(token_NC, token_weight_C, eps), self.norm(hidden_NC, hidden_weight_C, eps)
+        return torch.cat((hidden_NC, token_NC) if hidden_first else (token_NC, hidden_NC), dim=-1)
 
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
+from stridelm.kernels.head_rows import join_norms, spread_logits
 from stridelm.kernels.latent_rows import as_stored, rope_and_store_latent
 from stridelm.kernels.ops import Parts, QKRope
 from stridelm.kernels.part_logits import part_logits
@@ -181,6 +182,8 @@ class TritonOps:
     part_logits = staticmethod(part_logits)
     rope_and_store_latent = staticmethod(rope_and_store_latent)
     soft_cap = staticmethod(soft_cap)
+    join_norms = staticmethod(join_norms)
+    spread_logits = staticmethod(spread_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False

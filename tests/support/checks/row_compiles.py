@@ -1,4 +1,5 @@
-"""Compiles norms of rows, alone and after sums of experts' parts, and routers for an H100 that is not there, in
+"""Compiles norms of rows, alone, two side by side and after sums of experts' parts, routers, and what a head does to
+its logits, for an H100 that is not there, in
 published widths, and prints as JSON what its kernels became.
 
 Run as a process of its own, since it changes Triton for good: python -m support.checks.row_compiles
@@ -12,6 +13,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from stridelm.kernels.head_rows import join_norms, spread_logits
 from stridelm.kernels.ops import Parts, Routing
 from stridelm.kernels.router_scores import scores
 from stridelm.kernels.triton_norms import combine_norm, norm
@@ -35,12 +37,14 @@ def main() -> None:
     for width, each, is_shared in SIZES:
         x, weight = torch.zeros(4, 2 * width, dtype=torch.bfloat16), torch.zeros(width, dtype=torch.bfloat16)
         norm(x[:, width:], None, weight, 1e-6)
+        join_norms(x.view(8, width), torch.zeros(4, dtype=torch.int64), weight, x[:, width:], weight, 1e-6)
         parts, shared = torch.zeros(4, each, width, dtype=torch.bfloat16), x[:, :width] if is_shared else None
         combine_norm(Parts(parts, torch.zeros(4, each), shared), x[:, :width].contiguous(), weight, 1e-6)
     for width, routing in ROUTERS:
         x, weight = torch.zeros(4, width).bfloat16(), torch.zeros(routing.num_experts, width).bfloat16()
         bias = torch.zeros(routing.num_experts) if routing.scoring == "sigmoid" else None
         route(scores(x, weight, None), routing, bias)
+    spread_logits(torch.zeros(4, 32000).bfloat16(), torch.zeros(128256, dtype=torch.int64))
     print(json.dumps(FOUND))
 
 

@@ -48,6 +48,33 @@ def check_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str
     check_row_bits(lambda part: ops.add_norm(part.clone(), part, weight, 1e-5)[1], x, counts=(1, 2, 3, rows))
 
 
+def check_joined_norms(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
+    """In both orders, of a table's rows and of rows as they are, beside states that may lie apart."""
+    table, x = (noise(seed, rows, width, dtype=dtype, device=device) for seed in (1, 2))
+    first, second = (noise(seed, width, dtype=dtype, device=device) for seed in (3, 4))
+    ids = torch.randint(0, rows, (rows,), generator=torch.Generator().manual_seed(5)).to(device)
+    apart = torch.cat((table, x), dim=1)[:, width:]
+    for of, which in ((table, ids), (table, None)):
+        tokens = ops.norm(of if which is None else of[which], first, 1e-5)
+        for hidden in (x, apart):
+            states = ops.norm(hidden, second, 1e-5)
+            for hidden_first, wanted in ((False, (tokens, states)), (True, (states, tokens))):
+                got = ops.join_norms(of, which, first, hidden, second, 1e-5, hidden_first=hidden_first)
+                assert got.is_contiguous() and torch.equal(got, torch.cat(wanted, dim=1))
+
+
+def check_spread_logits(ops: Ops, rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """Into vocabularies of which a head has some tokens, one, or all."""
+    for own_vocab in (1, vocab // 3, vocab):
+        own = noise(own_vocab, rows, own_vocab, dtype=dtype, device=device)
+        ids = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[:own_vocab].to(device)
+        places = torch.full((vocab,), own_vocab, device=device)
+        places[ids] = torch.arange(own_vocab, device=device)
+        wanted = own.new_full((rows, vocab), -math.inf)
+        wanted[:, ids] = own
+        assert torch.equal(ops.spread_logits(own, places), wanted)
+
+
 def check_soft_cap(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:
     """Small, large and infinite numbers; one that is not a number stays so."""
     x = noise(1, rows, width, dtype=dtype, device=device) * 40

@@ -140,6 +140,6 @@ def test_rows_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers, and so
     do all experts that a row compares."""
     kernels = compiled("row_compiles", tmp_path)
-    sums, routers = ["_norm_kernel", "_combine_norm_kernel"] * 3, ["_scores_kernel", "_route_kernel"] * 3
-    assert [kernel["name"] for kernel in kernels] == sums + routers
+    norms, routers = ["_norm_kernel", "_join_norms_kernel", "_combine_norm_kernel"], ["_scores_kernel", "_route_kernel"]
+    assert [kernel["name"] for kernel in kernels] == [*norms * 3, *routers * 3, "_spread_kernel"]
     assert not any(kernel["stack"] for kernel in kernels)

@@ -24,10 +24,12 @@ from support.checks.row_ops import (
     check_eight_bit_latents,
     check_eight_bits,
     check_gate,
+    check_joined_norms,
     check_nan,
     check_normed_sums,
     check_norms,
     check_soft_cap,
+    check_spread_logits,
     check_turn,
     check_values,
     noise,
@@ -45,6 +47,19 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms(dtype: torch.dtype, width: int) -> None:
     check_norms(TritonOps(), 5, width, dtype, "cpu")
     check_normed_sums(TritonOps(), 5, width, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+@pytest.mark.parametrize("width", [1, 63, 384])
+def test_joined_norms(dtype: torch.dtype, width: int) -> None:
+    check_joined_norms(TritonOps(), 5, width, dtype, "cpu")
+
+
+@interpreted
+@every_dtype
+def test_spread_logits(dtype: torch.dtype) -> None:
+    check_spread_logits(TritonOps(), 3, 2500, dtype, "cpu")
 
 
 @interpreted

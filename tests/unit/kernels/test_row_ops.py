@@ -24,11 +24,13 @@ from support.checks.part_logits import SIZES, check_part_logits
 from support.checks.row_ops import (
     HEADS,
     check_gate,
+    check_joined_norms,
     check_latent,
     check_nan,
     check_normed_sums,
     check_norms,
     check_soft_cap,
+    check_spread_logits,
     check_turn,
     check_values,
     sets,
@@ -43,6 +45,17 @@ every_set = pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_norms(name: str, dtype: torch.dtype, width: int) -> None:
     check_norms(OPS.get(name)(), 17, width, dtype, "cpu")
     check_normed_sums(OPS.get(name)(), 17, width, dtype, "cpu")
+
+
+@every_set
+@pytest.mark.parametrize("width", [1, 63, 384])
+def test_joined_norms(name: str, dtype: torch.dtype, width: int) -> None:
+    check_joined_norms(OPS.get(name)(), 9, width, dtype, "cpu")
+
+
+@every_set
+def test_spread_logits(name: str, dtype: torch.dtype) -> None:
+    check_spread_logits(OPS.get(name)(), 5, 2500, dtype, "cpu")
 
 
 @every_set

@@ -21,6 +21,7 @@ from stridelm.batch import States
 from stridelm.draft.heads import DraftHead
 from stridelm.models.layers.block import Block, Site, Stream
 from stridelm.models.layers.decoder import Decoder, DecoderSpec
+from stridelm.models.layers.embedding import Embedding
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.layers.slots import Slots
@@ -40,17 +41,15 @@ class EagleHead(DraftHead):
         self._ropes = Ropes(target.ropes.length)
         site = Site(0, spec.hidden_size, spec.norm_eps, self._ropes, reads)
         self.block = Block(spec.layers[0], site, normed=False)
-        self.embedding: nn.Embedding | None = None
-        if own_embedding:
-            weight = torch.empty(spec.vocab_size, spec.hidden_size)
-            self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size, _weight=weight)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size) if own_embedding else None
 
     def prepare(self, device: torch.device) -> None:
         """Compute the rotary tables, which depend on the layer's own config."""
         self._ropes.prepare(device)
 
-    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
-        return (self.embedding or self._target[0].embed)(ids_N)
+    @property
+    def embed(self) -> Embedding:
+        return self.embedding or self._target[0].embed
 
     def slots(self, theirs: str = "") -> Slots:
         if self.embedding is not None:
@@ -98,6 +97,8 @@ class Eagle1Head(EagleHead):
 class Eagle3Head(EagleHead):
     ids: torch.Tensor
     """[Vd] int64 the target's id of each token in the head's vocabulary."""
+    places: torch.Tensor
+    """[V] int64 where each of the target's tokens is in the head's vocabulary; Vd for those that are not."""
 
     def __init__(
         self,
@@ -120,6 +121,14 @@ class Eagle3Head(EagleHead):
         self.norm = nn.Parameter(torch.empty(width))
         self.head = Linear(width, draft_vocab)
         self.register_buffer("ids", torch.empty(draft_vocab, dtype=torch.int64), persistent=False)
+        vocab = target.spec.vocab_size
+        self.register_buffer("places", torch.empty(vocab, dtype=torch.int64), persistent=False)
+
+    def speak(self, ids: torch.Tensor) -> None:
+        """Let these be the target's ids of the tokens in the head's vocabulary."""
+        own, vocab = len(ids), len(self.places)
+        self.ids, nowhere = ids, torch.full((vocab,), own, device=ids.device)
+        self.places = nowhere.index_copy_(0, ids, torch.arange(own, device=ids.device))
 
     @property
     def taken_width(self) -> int:
@@ -143,19 +152,17 @@ class Eagle3Head(EagleHead):
         wanted_M: torch.Tensor | None = None,
     ) -> torch.Tensor:
         eps = self.spec.norm_eps
-        token = self.ops.norm(self.embed(ids_N), self.token_norm, eps)
-        hidden = self.ops.norm(hidden_NH, self.hidden_norm, eps)
-        residual = hidden if self.norm_before_residual else hidden_NH
-        return self._layer(torch.cat((token, hidden), dim=-1), residual, positions_N, mix, wanted_M)
+        token = (*self.embed.lookup(ids_N), self.token_norm)
+        both = self.ops.join_norms(*token, hidden_NH, self.hidden_norm, eps)
+        residual = both[:, self.spec.hidden_size :].contiguous() if self.norm_before_residual else hidden_NH
+        return self._layer(both, residual, positions_N, mix, wanted_M)
 
     def own_logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """[M, Vd] logits over the head's own vocabulary."""
         return self.head(self.ops.norm(hidden_MH, self.norm, self.spec.norm_eps))
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        own = self.own_logits(hidden_MH)
-        everything = own.new_full((own.shape[0], self._target[0].spec.vocab_size), float("-inf"))
-        return everything.index_copy_(1, self.ids, own)
+        return self.ops.spread_logits(self.own_logits(hidden_MH), self.places)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from super().slots(theirs)

@@ -104,10 +104,9 @@ class MtpHead(DraftHead):
     ) -> torch.Tensor:
         """Hidden states after the module's norm."""
         part, target, ops, eps = cast(MtpModule, self.parts[module]), self._target[0], self.ops, self.spec.norm_eps
-        token = ops.norm(target.embed(ids_N), part.token_norm, eps)
-        hidden = ops.norm(hidden_NH, part.hidden_norm, eps)
-        joined = part.join(torch.cat((hidden, token) if self.form.hidden_first else (token, hidden), dim=-1))
-        stream = Stream(joined, ops, eps)
+        token = (*target.embed.lookup(ids_N), part.token_norm)
+        both = ops.join_norms(*token, hidden_NH, part.hidden_norm, eps, hidden_first=self.form.hidden_first)
+        stream = Stream(part.join(both), ops, eps)
         return part.block.then_norm(stream, positions_N, mix, part.norm, wanted_M)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:

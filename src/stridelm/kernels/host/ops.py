@@ -42,6 +42,32 @@ class HostOps(QuantisesAfterwards):
         rows.norm(array(x_NC), array(weight_C), np.float32(eps), array(out))
         return out
 
+    def join_norms(
+        self,
+        token_VC: torch.Tensor,
+        ids_N: torch.Tensor | None,
+        token_weight_C: torch.Tensor,
+        hidden_NC: torch.Tensor,
+        hidden_weight_C: torch.Tensor,
+        eps: float,
+        *,
+        hidden_first: bool = False,
+    ) -> torch.Tensor:
+        hidden_NC = hidden_NC.contiguous()
+        ids_N = torch.arange(len(hidden_NC)) if ids_N is None else ids_N
+        count, width = hidden_NC.shape
+        out_MC = hidden_NC.new_empty(2 * count, width)
+        tokens = array(token_VC.contiguous()), array(ids_N), array(token_weight_C)
+        hidden = array(hidden_NC), array(hidden_weight_C)
+        rows.join_norms(*tokens, *hidden, np.float32(eps), int(hidden_first), array(out_MC))
+        return out_MC.view(count, 2 * width)
+
+    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+        own_MD = own_MD.contiguous()
+        out_MV = own_MD.new_empty(len(own_MD), len(places_V))
+        rows.spread(array(own_MD), array(places_V), array(own_MD.new_tensor([float("-inf")])), array(out_MV))
+        return out_MV
+
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -50,6 +50,26 @@ def norm(x_NC, weight_C, eps, out_NC):
 
 
 @kernel
+def join_norms(token_VC, ids_N, token_weight_C, hidden_NC, hidden_weight_C, eps, hidden_first, out_MC):
+    """Write the norms of rows `ids` of the tokens' embeddings and of the hidden states in turn."""
+    for row in prange(hidden_NC.shape[0]):
+        token, hidden = 2 * row + hidden_first, 2 * row + 1 - hidden_first
+        for i in range(hidden_NC.shape[1]):
+            out_MC[token, i], out_MC[hidden, i] = token_VC[ids_N[row], i], hidden_NC[row, i]
+        norm_row(token, out_MC, token_weight_C, eps, out_MC)
+        norm_row(hidden, out_MC, hidden_weight_C, eps, out_MC)
+
+
+@kernel
+def spread(own_MD, places_V, nothing, out_MV):
+    """nothing: what stands where there is no logit."""
+    for row in prange(own_MD.shape[0]):
+        for token in range(places_V.shape[0]):
+            place = places_V[token]
+            out_MV[row, token] = own_MD[row, place] if place < own_MD.shape[1] else nothing[0]
+
+
+@kernel
 def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
     """Add delta to x in place, rounded as it is stored, and write its norm."""
     for row in prange(x_NC.shape[0]):

@@ -19,6 +19,10 @@ class Embedding(nn.Embedding):
         super().__init__(count, width, _weight=torch.empty(count, width))
         self.scale = scale
 
+    def lookup(self, ids_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(the table, ids) if embeddings are its rows, else (the embeddings, None)."""
+        return (self.weight, ids_N) if self.scale == 1 else (self(ids_N), None)
+
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
         x_NW = super().forward(ids_N)
         return x_NW if self.scale == 1 else x_NW * _rounded(self.scale, x_NW.dtype)
