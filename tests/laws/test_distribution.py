@@ -196,6 +196,7 @@ def test_chi_square() -> None:
 def walk_by(monkeypatch: pytest.MonkeyPatch, walk_down: Callable[..., Verdict]) -> None:
     """Walk down drafts by this function, in place of the CPU's compiled one too."""
     monkeypatch.delattr(HostTables, "walk")
+    monkeypatch.delattr(HostTables, "follow")
     monkeypatch.setattr(plain_step, "walk_down", walk_down)
 
 

@@ -6,6 +6,7 @@ Legend: as in step_ops.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -296,6 +297,25 @@ class PlainStepOps:
         append(tokens_SL, known_S, slots_R, verdict.tokens, verdict.counts)
         return verdict
 
+    def follow(
+        self,
+        draft: Draft,
+        kept_RW: torch.Tensor,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+    ) -> Verdict:
+        short = replace(draft, valid=draft.valid & kept_RW)
+        verdict = walk_down(short, _agreeing(short, drawn_RK), nodes_RK, decides_R)
+        append(tokens_SL, known_S, slots_R, verdict.tokens, verdict.counts)
+        candidates = draft.valid & (draft.roles == CANDIDATE)
+        tested = decides_R & (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
+        drafted = torch.where(decides_R, candidates.sum(1), 0)
+        return replace(verdict, drafted=drafted, reached=verdict.kept + tested)
+
     def cut_windows(
         self,
         drawn_RK: torch.Tensor,
@@ -357,6 +377,15 @@ def walk_down(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, deci
         accepted=kept,
         reached=reached,
     )
+
+
+def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
+    """[R, K] the token drawn at each node; at a node with valid children, the first child's token."""
+    width = draft.width
+    candidates = draft.valid & (draft.roles == CANDIDATE)
+    child = torch.where(candidates, torch.arange(width, device=drawn_RK.device), width)
+    first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
+    return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
 
 
 def append(

@@ -480,6 +480,24 @@ class StepOps(Protocol):
         """
         ...
 
+    def follow(
+        self,
+        draft: Draft,
+        kept_RW: torch.Tensor,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+    ) -> Verdict:
+        """Follow the first candidate among the kept rows below each node, whatever its token. The drafted tokens along
+        the path and the one drawn at its end are emitted and appended to the token table.
+
+        kept_RW: bool. What was drafted and tested is counted over the whole draft. The others as for `walk`.
+        """
+        ...
+
     def cut_windows(
         self,
         drawn_RK: torch.Tensor,

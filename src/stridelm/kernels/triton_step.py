@@ -20,7 +20,7 @@ from stridelm.kernels.plain_step import keep_leaves, place_live
 from stridelm.kernels.sources import choose_sources, learn_sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.truncate import truncate
-from stridelm.kernels.walk import commit, cut_windows, walk
+from stridelm.kernels.walk import commit, cut_windows, follow, walk
 
 
 class TritonStepOps:
@@ -48,6 +48,7 @@ class TritonStepOps:
     draw_weighted = staticmethod(draw_weighted)
     confidence = staticmethod(confidence)
     walk = staticmethod(walk)
+    follow = staticmethod(follow)
     cut_windows = staticmethod(cut_windows)
 
     def mover(self, tensors: Sequence[torch.Tensor]) -> Move:

@@ -46,19 +46,19 @@ def _store_numbers(verdict, count, kept, leaf, drafted, accepted, reached):
 
 
 @triton.jit
-def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, token_K, source_K, node_K, nodes):
-    """Store each emitted node's token and the decision row it was drawn from: in the verdict, with 0 after the last,
-    and in the token table, after the known tokens."""
+def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, at_K, token_K, place_K, source_K, node_K, nodes):
+    """Store `count` tokens at places `at`, and the decision row of each emitted node at its place: in the verdict, with
+    0 after the last, and the tokens in the token table too, after the known ones."""
     verdict_tokens = verdict + _NUMBERS
     verdict_rows = verdict_tokens + nodes
     rest_K = (node_K >= count) & (node_K < nodes)
-    tl.store(verdict_tokens + place_K, token_K, mask=emitted_K)
+    tl.store(verdict_tokens + at_K, token_K, mask=emitted_K)
     tl.store(verdict_tokens + node_K, tl.zeros_like(token_K), mask=rest_K)
     tl.store(verdict_rows + place_K, source_K, mask=emitted_K)
     tl.store(verdict_rows + node_K, tl.zeros_like(source_K), mask=rest_K)
     if count > 0:
         length = tl.load(known + slot)
-        tl.store(tokens + slot * stride_s + length + place_K, token_K, mask=emitted_K)
+        tl.store(tokens + slot * stride_s + length + at_K, token_K, mask=emitted_K)
         tl.store(known + slot, length + count)
 
 
@@ -124,10 +124,85 @@ def walk_trees(
     token_K = tl.load(drawn + node_K, mask=emitted_K, other=0)
     source_K = tl.load(index + request * stride_index + node_K, mask=emitted_K, other=0)
     _store_numbers(verdict, count, kept, leaf.to(tl.int64), drafted, kept, kept + tested_below)
-    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, depth_K, token_K, source_K, node_K, width + 1)
+    place_K = depth_K
+    _emit(
+        verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, token_K, place_K, source_K, node_K, width + 1
+    )
+    _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width)
+
+
+@triton.jit
+def _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width):
     path = verdict + _NUMBERS + 2 * (width + 1)
     tl.store(path + depth_K - 1, row_K.to(tl.int64), mask=accepted_K)
     tl.store(path + node_K, tl.zeros_like(depth_K), mask=(node_K >= kept) & (node_K < width))
+
+
+@index_kernel
+def follow_kept(
+    verdict,
+    tokens,
+    known,
+    drawn,
+    index,
+    drafts,
+    parents,
+    roles,
+    depths,
+    valid,
+    keeps,
+    decides,
+    slots,
+    stride_verdict,
+    stride_s,
+    stride_drawn,
+    stride_index,
+    stride_drafts,
+    stride_parents,
+    stride_roles,
+    stride_depths,
+    stride_live,
+    stride_keeps,
+    width,
+):
+    """Grid (R). Children come after their parents, so one pass over the rows finds the path."""
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + request)
+    decided = (slot >= 0) & (tl.load(decides + request) != 0)
+    verdict += request * stride_verdict
+    node_K = tl.arange(0, NODES)
+    row_K = node_K - 1
+    root_K = (row_K < 0) & decided
+    drafted_K = (row_K >= 0) & (row_K < width) & decided
+
+    live_K = tl.load(valid + request * stride_live + row_K, mask=drafted_K, other=0) != 0
+    role_K = tl.load(roles + request * stride_roles + row_K, mask=drafted_K, other=-1)
+    candidate_K = live_K & (role_K == _CANDIDATE)
+    keep_K = candidate_K & (tl.load(keeps + request * stride_keeps + row_K, mask=drafted_K, other=0) != 0)
+    guess_K = tl.load(drafts + request * stride_drafts + row_K, mask=candidate_K, other=0)
+    parent_K = tl.load(parents + request * stride_parents + row_K, mask=candidate_K, other=-1)
+    depth_K = tl.load(depths + request * stride_depths + row_K, mask=candidate_K, other=0)
+
+    leaf = tl.full([], -1, tl.int64)
+    accepted_K = root_K & (row_K >= 0)  # none
+    for row in range(width):
+        here_K = keep_K & (row_K == row) & (parent_K == leaf)
+        accepted_K |= here_K
+        leaf = tl.maximum(leaf, tl.max(tl.where(here_K, row_K, -1)).to(tl.int64))
+    kept = tl.sum(accepted_K.to(tl.int64))
+    tested_below = tl.max((candidate_K & (parent_K == leaf)).to(tl.int64))
+    drafted = tl.sum(candidate_K.to(tl.int64))
+    count = kept + decided.to(tl.int64)
+
+    # A row's own token comes before what is drawn at it; the last one is drawn.
+    emitted_K = root_K | accepted_K
+    last = tl.load(drawn + request * stride_drawn + leaf + 1, mask=decided, other=0)
+    token_K, at_K = tl.where(root_K, last, guess_K), tl.where(root_K, kept, depth_K - 1)
+    source_K = tl.load(index + request * stride_index + node_K, mask=emitted_K, other=0)
+    _store_numbers(verdict, count, kept, leaf, drafted, kept, kept + tested_below)
+    nodes = width + 1
+    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, at_K, token_K, depth_K, source_K, node_K, nodes)
+    _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width)
 
 
 @index_kernel
@@ -170,7 +245,9 @@ def cut_to_confident(
     _store_numbers(verdict, count, zero, zero - 1, drafted, accepted, tl.minimum(accepted + 1, drafted))
     emitted_K = node_K < count
     token_K = tl.load(drawn + request * stride_drawn + node_K, mask=emitted_K, other=0)
-    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, node_K, token_K, source_K, node_K, width + 1)
+    _emit(
+        verdict, tokens, known, slot, stride_s, count, emitted_K, node_K, token_K, node_K, source_K, node_K, width + 1
+    )
     path = verdict + _NUMBERS + 2 * (width + 1)
     tl.store(path + node_K, tl.zeros_like(token_K), mask=node_K < width)
 
@@ -263,6 +340,38 @@ def walk(
     _check(rows, decides_R, slots_R, known_S)
     if len(drawn_RK):
         walk_trees[(len(drawn_RK),)](
+            verdict,
+            tokens_SL,
+            known_S,
+            drawn_RK,
+            nodes_RK,
+            *trees,
+            decides_R.view(torch.uint8),
+            slots_R,
+            *(each.stride(0) for each in rows),
+            draft.width,
+            num_warps=_WARPS,
+        )
+    return _as_verdict(verdict, draft.width)
+
+
+def follow(
+    draft: Draft,
+    kept_RW: torch.Tensor,
+    drawn_RK: torch.Tensor,
+    nodes_RK: torch.Tensor,
+    decides_R: torch.Tensor,
+    slots_R: torch.Tensor,
+    tokens_SL: torch.Tensor,
+    known_S: torch.Tensor,
+) -> Verdict:
+    verdict = _new_verdict(drawn_RK, draft.width)
+    flags = (draft.valid.view(torch.uint8), kept_RW.view(torch.uint8))
+    trees = (draft.tokens, draft.parents, draft.roles, draft.depths, *flags)
+    rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
+    _check(rows, decides_R, slots_R, known_S)
+    if len(drawn_RK):
+        follow_kept[(len(drawn_RK),)](
             verdict,
             tokens_SL,
             known_S,

@@ -70,7 +70,7 @@ class EagerRunner:
 
         def tap(layer: int, x_NH: torch.Tensor) -> None:
             goes_on = rows_M is not None and layer > self.model.last_storing
-            tapped[layer] = spread(x_NH, rows_M, len(ids_N)) if goes_on else x_NH.clone()
+            tapped[layer] = spread(x_NH, rows_M, len(ids_N)) if goes_on else x_NH
 
         final = self.model(ModelInput(ids_N, positions_N, mix, tap, self.taps, rows_M))
         return States(spread(final, rows_M, len(ids_N)), tapped)

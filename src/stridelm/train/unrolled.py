@@ -37,7 +37,7 @@ def target_states(target: Decoder, ids_BL: torch.Tensor, taps: tuple[int, ...]) 
     inputs: dict[int, torch.Tensor] = {}
 
     def tap(layer: int, x_NH: torch.Tensor) -> None:
-        inputs[layer] = x_NH.clone()
+        inputs[layer] = x_NH
 
     batch, length = ids_BL.shape
     positions = flat_positions(batch, length, ids_BL.device)

@@ -11,7 +11,6 @@ Legend: R spans, W draft rows, K = W + 1 nodes (the last real row, then the draf
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -76,7 +75,7 @@ def end_at(inputs: VerifyInput, leaf: torch.Tensor, weights_RV: torch.Tensor) ->
     if draft.width:
         positions = known + torch.where(leaf >= 0, draft.depths.gather(1, leaf.clamp(min=0)[:, None])[:, 0], 0)
     drawn = draw(inputs, weights_RV.log(), positions, attempt_stream(RESIDUAL, known))
-    return follow(inputs, path_to(draft, leaf), drawn[:, None].expand(-1, draft.width + 1))
+    return follow(inputs, path_to(draft, leaf), drawn[:, None].repeat(1, draft.width + 1))
 
 
 def draw(
@@ -102,26 +101,9 @@ def follow(inputs: VerifyInput, kept_RW: torch.Tensor, drawn_RK: torch.Tensor) -
 
     The accepted rows' own tokens are emitted, so the kept KV is that of the output.
     """
-    draft = inputs.draft
+    draft, table = inputs.draft, inputs.table
     if not draft.width:
         return walk_and_append(inputs, draft, drawn_RK)
-    short = replace(draft, valid=kept_RW)
-    return _recounted(walk_and_append(inputs, short, _agreeing(short, drawn_RK)), draft)
-
-
-def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
-    """[R, K] the token drawn at each node; at a node with valid children, the first child's token."""
-    width = draft.width
-    row = torch.arange(width, device=drawn_RK.device)
-    child = torch.where(candidates_of(draft), row, width)
-    first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
-    return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
-
-
-def _recounted(verdict: Verdict, draft: Draft) -> Verdict:
-    """The walk saw a shortened draft; count drafted and tested candidates over the whole draft."""
-    candidates = candidates_of(draft)
-    tested = (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
-    decided = verdict.counts > 0
-    drafted = torch.where(decided, candidates.sum(1), 0)
-    return replace(verdict, drafted=drafted, reached=verdict.kept + (tested & decided))
+    return inputs.sampler.ops.follow(
+        draft, kept_RW, drawn_RK, inputs.nodes, inputs.decides, inputs.slots, table.tokens, table.known
+    )

@@ -58,6 +58,11 @@ def random_nodes(rng: random.Random, width: int, device: str = "cpu") -> torch.T
     return torch.tensor([[rng.randrange(1000) for _ in range(width + 1)] for _ in range(SPANS)], device=device)
 
 
+def random_choice(rng: random.Random, width: int, device: str = "cpu") -> torch.Tensor:
+    """[R, W] bool: which rows some rule would keep."""
+    return torch.tensor([[rng.random() < 0.7 for _ in range(width)] for _ in range(SPANS)], device=device)
+
+
 class Tables:
     """Requests, some of them padding, and two copies of their token table: one for Triton, one for torch."""
 

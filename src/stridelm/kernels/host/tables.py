@@ -149,6 +149,21 @@ class HostTables(PlainStepOps):
         found = _walk(*arrays(*drafted, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S))
         return Verdict(*map(torch.from_numpy, found))
 
+    def follow(
+        self,
+        draft: Draft,
+        kept_RW: torch.Tensor,
+        drawn_RK: torch.Tensor,
+        nodes_RK: torch.Tensor,
+        decides_R: torch.Tensor,
+        slots_R: torch.Tensor,
+        tokens_SL: torch.Tensor,
+        known_S: torch.Tensor,
+    ) -> Verdict:
+        drafted = (draft.tokens, draft.parents, draft.roles, draft.valid, kept_RW)
+        found = _follow(*arrays(*drafted, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S))
+        return Verdict(*map(torch.from_numpy, found))
+
 
 _ALL = np.empty(0, bool)
 """Of requests that leave entries."""
@@ -171,6 +186,7 @@ def compile_tables() -> None:
     _commit(one, one, two, one, one, one, one, one, one, one)
     _followers(one, one, two, one, one, one, 1)
     _walk(two, two, two, flags, two, two, flags.ravel(), one, two, one)
+    _follow(two, two, two, flags, flags, two, two, flags.ravel(), one, two, one)
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -360,4 +376,36 @@ def _walk(drafted_RW, parents_RW, roles_RW, valid_RW, drawn_RK, nodes_RK, decide
         known_S[slot] += counts[i]
         for row in range(width):
             drafted[i] += valid_RW[i, row] and roles_RW[i, row] == CANDIDATE
+    return tokens, counts, sources, path, kept, leaf, drafted, kept.copy(), reached
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _follow(
+    drafted_RW, parents_RW, roles_RW, valid_RW, kept_RW, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S
+):
+    """The fields of a Verdict, in their order. Children come after their parents, so one pass finds the path."""
+    spans, width = drafted_RW.shape
+    tokens, sources = np.zeros((spans, width + 1), np.int64), np.zeros((spans, width + 1), np.int64)
+    path = np.zeros((spans, width), np.int64)
+    counts, kept, leaf = np.zeros(spans, np.int64), np.zeros(spans, np.int64), np.full(spans, -1)
+    drafted, reached = np.zeros(spans, np.int64), np.zeros(spans, np.int64)
+    for i in range(spans):
+        slot = slots_R[i]
+        if slot < 0 or not decides_R[i]:
+            continue
+        sources[i, 0], tested = nodes_RK[i, 0], False
+        for row in range(width):
+            if valid_RW[i, row] and roles_RW[i, row] == CANDIDATE:
+                drafted[i] += 1
+                if parents_RW[i, row] == leaf[i]:
+                    tested = True
+                    if kept_RW[i, row]:
+                        leaf[i], path[i, kept[i]], tokens[i, kept[i]] = row, row, drafted_RW[i, row]
+                        kept[i] += 1
+                        sources[i, kept[i]], tested = nodes_RK[i, row + 1], False
+        tokens[i, kept[i]] = drawn_RK[i, leaf[i] + 1]
+        counts[i], reached[i] = kept[i] + 1, kept[i] + tested
+        for place in range(counts[i]):
+            tokens_SL[slot, known_S[slot] + place] = tokens[i, place]
+        known_S[slot] += counts[i]
     return tokens, counts, sources, path, kept, leaf, drafted, kept.copy(), reached

@@ -23,7 +23,7 @@ class Tap(Protocol):
     """Called with the residual stream at some layers, for callers that need more than the last state."""
 
     def __call__(self, layer: int, x_NH: torch.Tensor) -> None:
-        """x: the input of layer `layer`, before its norm. It may be overwritten afterwards: copy what you keep."""
+        """x: the input of layer `layer`, before its norm. Nobody writes to it afterwards."""
         ...
 
 
