@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,13 +55,21 @@ class HostHeads(HeadsMixer):
     ) -> bool:
         if any(state.stored is not None for state in stored.states):
             return False
-        geometry = self._geometry
-        pages = {group: table.contiguous() for group, table in geometry.tables.items()}  # lives until it has been read
+        pages, about = self._step
         kinds = [
             (address(slots[state.group], torch.int64), address(pages[state.group], torch.int32))
             for state in stored.states
         ]
-        about = [
+        run_layers(np.array([*about, *call]), np.array(kinds), stored.table, layers_LF)
+        return True
+
+    @cached_property
+    def _step(self) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+        """What a compiled call reads of the step, the same for all of its calls; the tables live until they are
+        read."""
+        geometry = self._geometry
+        pages = {group: table.contiguous() for group, table in geometry.tables.items()}
+        about = (
             self._threads,
             *next(iter(pages.values())).shape,
             geometry.page_size,
@@ -70,10 +79,8 @@ class HostHeads(HeadsMixer):
             address(geometry.draft_rows, torch.int64),
             address(geometry.ancestors, torch.int64),
             address(geometry.positions, torch.int64),
-            *call,
-        ]
-        run_layers(np.array(about), np.array(kinds), stored.table, layers_LF)
-        return True
+        )
+        return pages, about
 
     def _reference(self) -> ReferenceHeads:
         if self._fallback is None:

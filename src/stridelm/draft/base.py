@@ -219,6 +219,9 @@ class TreeShape:
     candidates: np.ndarray
     is_chain: bool
     max_depth: int
+    _repeated: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, parents: Sequence[int], roles: Sequence[int], device: torch.device) -> TreeShape:
@@ -245,19 +248,29 @@ class TreeShape:
 
     def draft(self, tokens_RW: torch.Tensor, live_RW: torch.Tensor, probs_RWV: torch.Tensor | None = None) -> Draft:
         """A draft of this shape for R requests. probs_RWV: what the tokens were drawn from; None: point masses."""
-        rows = tokens_RW.shape[0]
+        parents, roles, depths, ancestors, candidates = self._for(len(tokens_RW))
         return Draft(
             tokens=tokens_RW,
-            parents=self.parents.expand(rows, -1),
-            roles=self.roles.expand(rows, -1),
-            depths=self.depths.expand(rows, -1),
-            ancestors=self.ancestors.expand(rows, -1),
+            parents=parents,
+            roles=roles,
+            depths=depths,
+            ancestors=ancestors,
             valid=live_RW,
-            candidates=np.broadcast_to(self.candidates, (rows, len(self.candidates))),
+            candidates=candidates,
             is_chain=self.is_chain,
             max_depth=self.max_depth,
             probs=probs_RWV,
         )
+
+    def _for(self, requests: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
+        """The skeleton of so many requests, which nobody writes to."""
+        found = self._repeated.get(requests)
+        if found is None:
+            parts = (self.parents, self.roles, self.depths, self.ancestors)
+            parents, roles, depths, ancestors = (part.expand(requests, -1) for part in parts)
+            candidates = np.broadcast_to(self.candidates, (requests, len(self.candidates)))
+            found = self._repeated[requests] = parents, roles, depths, ancestors, candidates
+        return found
 
 
 def chain(length: int, role: int, device: torch.device) -> TreeShape:

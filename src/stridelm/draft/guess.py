@@ -124,7 +124,9 @@ class Chain:
         """The chain as a Draft. ready: requests that have a draft at all. Where prompt lookup finds a long enough
         match, what followed it replaces the guesses."""
         depth = len(self.tokens)
-        tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None] & within_bounds(self.group, depth)
+        tokens, valid = torch.stack(self.tokens, 1), ready_R[:, None].repeat(1, depth)
+        if any(span.draft < depth for span in self.group.spans):  # a captured step cuts all drafts alike, later
+            valid &= within_bounds(self.group, depth)
         probs = torch.stack(self._probs, 1) if self._probs else None
         if any(span.request.speculation.read(LookupOptions).looks_up for span in self.group.spans):
             looked_up, exists, _ = lookup(

@@ -99,7 +99,7 @@ def _spread_kernel(own, places, out, own_vocab, vocab, TILE: tl.constexpr, DEPEN
     tl.store(out + row * vocab + token_T, logit_T, mask=exists_T)
 
 
-def spread_logits(own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+def spread_logits(own_MD: torch.Tensor, ids_D: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
     """`Ops.spread_logits`."""
     own_MD = own_MD.contiguous()
     (rows, own_vocab), vocab = own_MD.shape, len(places_V)

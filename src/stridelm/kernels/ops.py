@@ -260,9 +260,9 @@ class Ops(Protocol):
         """cap * tanh(logits / cap). logits may be overwritten."""
         ...
 
-    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
-        """[M, V]: the logits of D tokens in their places among all, and -inf for all others. places: int64, which of
-        the D each token is; D: none."""
+    def spread_logits(self, own_MD: torch.Tensor, ids_D: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+        """[M, V]: the logits of the tokens `ids` in their places among all, and -inf for all others. places: int64,
+        which of these D each token is; D: none."""
         ...
 
     def part_logits(

@@ -81,6 +81,11 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return (1 / (1 + torch.exp(-x.double()))).to(x.dtype)
 
 
+def spread_logits(own_MD: torch.Tensor, ids_D: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
+    """`Ops.spread_logits`."""
+    return own_MD.new_full((len(own_MD), len(places_V)), float("-inf")).index_copy_(1, ids_D, own_MD)
+
+
 def soft_cap(logits_MV: torch.Tensor, cap: float) -> torch.Tensor:
     """`Ops.soft_cap`."""
     wide = torch.promote_types(logits_MV.dtype, torch.float32)
@@ -198,14 +203,12 @@ class PlainOps(QuantisesAfterwards):
     combine = staticmethod(combine)
     part_logits = staticmethod(part_logits)
     soft_cap = staticmethod(soft_cap)
+    spread_logits = staticmethod(spread_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
     ) -> None:
         pass
-
-    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
-        return F.pad(own_MD, (0, 1), value=float("-inf")).gather(1, places_V.expand(len(own_MD), -1))
 
     def norm(self, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)

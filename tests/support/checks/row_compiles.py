@@ -44,7 +44,7 @@ def main() -> None:
         x, weight = torch.zeros(4, width).bfloat16(), torch.zeros(routing.num_experts, width).bfloat16()
         bias = torch.zeros(routing.num_experts) if routing.scoring == "sigmoid" else None
         route(scores(x, weight, None), routing, bias)
-    spread_logits(torch.zeros(4, 32000).bfloat16(), torch.zeros(128256, dtype=torch.int64))
+    spread_logits(torch.zeros(4, 32000).bfloat16(), torch.arange(32000), torch.zeros(128256, dtype=torch.int64))
     print(json.dumps(FOUND))
 
 

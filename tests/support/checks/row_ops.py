@@ -72,7 +72,7 @@ def check_spread_logits(ops: Ops, rows: int, vocab: int, dtype: torch.dtype, dev
         places[ids] = torch.arange(own_vocab, device=device)
         wanted = own.new_full((rows, vocab), -math.inf)
         wanted[:, ids] = own
-        assert torch.equal(ops.spread_logits(own, places), wanted)
+        assert torch.equal(ops.spread_logits(own, ids, places), wanted)
 
 
 def check_soft_cap(ops: Ops, rows: int, width: int, dtype: torch.dtype, device: str) -> None:

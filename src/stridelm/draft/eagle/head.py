@@ -162,7 +162,7 @@ class Eagle3Head(EagleHead):
         return self.head(self.ops.norm(hidden_MH, self.norm, self.spec.norm_eps))
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        return self.ops.spread_logits(self.own_logits(hidden_MH), self.places)
+        return self.ops.spread_logits(self.own_logits(hidden_MH), self.ids, self.places)
 
     def slots(self, theirs: str = "") -> Slots:
         yield from super().slots(theirs)

@@ -28,6 +28,7 @@ class HostOps(QuantisesAfterwards):
     combine = staticmethod(combine)
     part_logits = staticmethod(plain.part_logits)
     soft_cap = staticmethod(plain.soft_cap)
+    spread_logits = staticmethod(plain.spread_logits)
 
     def prepare(
         self, dtype: torch.dtype, *, normed_heads: bool = False, activation: str = "silu", has_experts: bool = False
@@ -61,12 +62,6 @@ class HostOps(QuantisesAfterwards):
         hidden = array(hidden_NC), array(hidden_weight_C)
         rows.join_norms(*tokens, *hidden, np.float32(eps), int(hidden_first), array(out_MC))
         return out_MC.view(count, 2 * width)
-
-    def spread_logits(self, own_MD: torch.Tensor, places_V: torch.Tensor) -> torch.Tensor:
-        own_MD = own_MD.contiguous()
-        out_MV = own_MD.new_empty(len(own_MD), len(places_V))
-        rows.spread(array(own_MD), array(places_V), array(own_MD.new_tensor([float("-inf")])), array(out_MV))
-        return out_MV
 
     def add_norm(
         self, x_NC: torch.Tensor, delta_NC: torch.Tensor, weight_C: torch.Tensor, eps: float

@@ -61,15 +61,6 @@ def join_norms(token_VC, ids_N, token_weight_C, hidden_NC, hidden_weight_C, eps,
 
 
 @kernel
-def spread(own_MD, places_V, nothing, out_MV):
-    """nothing: what stands where there is no logit."""
-    for row in prange(own_MD.shape[0]):
-        for token in range(places_V.shape[0]):
-            place = places_V[token]
-            out_MV[row, token] = own_MD[row, place] if place < own_MD.shape[1] else nothing[0]
-
-
-@kernel
 def add_norm(x_NC, delta_NC, weight_C, eps, out_NC):
     """Add delta to x in place, rounded as it is stored, and write its norm."""
     for row in prange(x_NC.shape[0]):

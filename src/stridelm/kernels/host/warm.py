@@ -85,7 +85,6 @@ def _run_once(ops: Ops, dtype: torch.dtype, normed_heads: bool, activation: str)
     ops.add_norm(row, row.clone(), weight, 1e-5)
     ops.gate(row, activation)
     ops.join_norms(row, torch.zeros(1, dtype=torch.int64), weight, row, weight, 1e-5)
-    ops.spread_logits(row, torch.zeros(1, dtype=torch.int64))
     zero = torch.zeros(1, dtype=torch.int64)
     angles = torch.zeros(1, size // 2)
     norms = torch.ones(2 * size, dtype=dtype) if normed_heads else None
