@@ -16,6 +16,8 @@ Legend: R requests, W draft rows, K = W + 1 nodes (the last real row, then the d
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -33,6 +35,13 @@ _WARPS = 1
 
 
 # Device code
+
+
+@triton.jit
+def _candidates(roles, valid, row_K, drafted_K):
+    """Which of the drafted rows of a request are live candidates."""
+    live_K = tl.load(valid + row_K, mask=drafted_K, other=0) != 0
+    return live_K & (tl.load(roles + row_K, mask=drafted_K, other=-1) == _CANDIDATE)
 
 
 @triton.jit
@@ -60,6 +69,14 @@ def _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, at_K, token_
         length = tl.load(known + slot)
         tl.store(tokens + slot * stride_s + length + at_K, token_K, mask=emitted_K)
         tl.store(known + slot, length + count)
+
+
+@triton.jit
+def _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width):
+    """Store each accepted row at its depth, with 0 after the last."""
+    path = verdict + _NUMBERS + 2 * (width + 1)
+    tl.store(path + depth_K - 1, row_K.to(tl.int64), mask=accepted_K)
+    tl.store(path + node_K, tl.zeros_like(depth_K), mask=(node_K >= kept) & (node_K < width))
 
 
 @index_kernel
@@ -102,9 +119,7 @@ def walk_trees(
     root_K = (row_K < 0) & decided
     drafted_K = (row_K >= 0) & (row_K < width) & decided
 
-    live_K = tl.load(valid + request * stride_live + row_K, mask=drafted_K, other=0) != 0
-    role_K = tl.load(roles + request * stride_roles + row_K, mask=drafted_K, other=-1)
-    candidate_K = live_K & (role_K == _CANDIDATE)
+    candidate_K = _candidates(roles + request * stride_roles, valid + request * stride_live, row_K, drafted_K)
     guess_K = tl.load(drafts + request * stride_drafts + row_K, mask=candidate_K, other=0)
     parent_K = tl.load(parents + request * stride_parents + row_K, mask=candidate_K, other=-1)
     depth_K = tl.load(depths + request * stride_depths + row_K, mask=candidate_K, other=0)
@@ -124,18 +139,9 @@ def walk_trees(
     token_K = tl.load(drawn + node_K, mask=emitted_K, other=0)
     source_K = tl.load(index + request * stride_index + node_K, mask=emitted_K, other=0)
     _store_numbers(verdict, count, kept, leaf.to(tl.int64), drafted, kept, kept + tested_below)
-    place_K = depth_K
-    _emit(
-        verdict, tokens, known, slot, stride_s, count, emitted_K, place_K, token_K, place_K, source_K, node_K, width + 1
-    )
+    nodes = width + 1
+    _emit(verdict, tokens, known, slot, stride_s, count, emitted_K, depth_K, token_K, depth_K, source_K, node_K, nodes)
     _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width)
-
-
-@triton.jit
-def _store_path(verdict, accepted_K, depth_K, row_K, node_K, kept, width):
-    path = verdict + _NUMBERS + 2 * (width + 1)
-    tl.store(path + depth_K - 1, row_K.to(tl.int64), mask=accepted_K)
-    tl.store(path + node_K, tl.zeros_like(depth_K), mask=(node_K >= kept) & (node_K < width))
 
 
 @index_kernel
@@ -175,9 +181,7 @@ def follow_kept(
     root_K = (row_K < 0) & decided
     drafted_K = (row_K >= 0) & (row_K < width) & decided
 
-    live_K = tl.load(valid + request * stride_live + row_K, mask=drafted_K, other=0) != 0
-    role_K = tl.load(roles + request * stride_roles + row_K, mask=drafted_K, other=-1)
-    candidate_K = live_K & (role_K == _CANDIDATE)
+    candidate_K = _candidates(roles + request * stride_roles, valid + request * stride_live, row_K, drafted_K)
     keep_K = candidate_K & (tl.load(keeps + request * stride_keeps + row_K, mask=drafted_K, other=0) != 0)
     guess_K = tl.load(drafts + request * stride_drafts + row_K, mask=candidate_K, other=0)
     parent_K = tl.load(parents + request * stride_parents + row_K, mask=candidate_K, other=-1)
@@ -334,25 +338,8 @@ def walk(
     tokens_SL: torch.Tensor,
     known_S: torch.Tensor,
 ) -> Verdict:
-    verdict = _new_verdict(drawn_RK, draft.width)
     trees = (draft.tokens, draft.parents, draft.roles, draft.depths, draft.ancestors, draft.valid.view(torch.uint8))
-    rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
-    _check(rows, decides_R, slots_R, known_S)
-    if len(drawn_RK):
-        walk_trees[(len(drawn_RK),)](
-            verdict,
-            tokens_SL,
-            known_S,
-            drawn_RK,
-            nodes_RK,
-            *trees,
-            decides_R.view(torch.uint8),
-            slots_R,
-            *(each.stride(0) for each in rows),
-            draft.width,
-            num_warps=_WARPS,
-        )
-    return _as_verdict(verdict, draft.width)
+    return _walked(walk_trees, trees, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S)
 
 
 def follow(
@@ -365,13 +352,28 @@ def follow(
     tokens_SL: torch.Tensor,
     known_S: torch.Tensor,
 ) -> Verdict:
-    verdict = _new_verdict(drawn_RK, draft.width)
     flags = (draft.valid.view(torch.uint8), kept_RW.view(torch.uint8))
     trees = (draft.tokens, draft.parents, draft.roles, draft.depths, *flags)
+    return _walked(follow_kept, trees, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S)
+
+
+def _walked(
+    kernel: Any,
+    trees: tuple[torch.Tensor, ...],
+    drawn_RK: torch.Tensor,
+    nodes_RK: torch.Tensor,
+    decides_R: torch.Tensor,
+    slots_R: torch.Tensor,
+    tokens_SL: torch.Tensor,
+    known_S: torch.Tensor,
+) -> Verdict:
+    """The verdict of a kernel that walks down trees. trees: [R, W] each, as the kernel takes them."""
+    width = drawn_RK.shape[1] - 1
+    verdict = _new_verdict(drawn_RK, width)
     rows = (verdict, tokens_SL, drawn_RK, nodes_RK, *trees)
     _check(rows, decides_R, slots_R, known_S)
     if len(drawn_RK):
-        follow_kept[(len(drawn_RK),)](
+        kernel[(len(drawn_RK),)](
             verdict,
             tokens_SL,
             known_S,
@@ -381,10 +383,10 @@ def follow(
             decides_R.view(torch.uint8),
             slots_R,
             *(each.stride(0) for each in rows),
-            draft.width,
+            width,
             num_warps=_WARPS,
         )
-    return _as_verdict(verdict, draft.width)
+    return _as_verdict(verdict, width)
 
 
 def cut_windows(
