@@ -16,7 +16,7 @@ SLOTS, LENGTH = 9, 40
 def check_following(seed: int, device: str, ops: StepOps) -> None:
     """Requests with and without rows that wait, some that decide nothing, and padding; heads of any width."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    dtype, width = rng.choice((torch.bfloat16, torch.float32)), rng.choice((8, 40, 1100))
+    dtype, width = rng.choice((torch.bfloat16, torch.float16, torch.float32, torch.float64)), rng.choice((8, 40, 1100))
     step = rng.randint(1, 6)
     chosen = rng.sample(range(step), rng.randint(1, step))
     slots = torch.tensor([-1 if rng.random() < 0.2 else slot for slot in rng.sample(range(SLOTS), len(chosen))])

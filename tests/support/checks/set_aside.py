@@ -15,7 +15,7 @@ SLOTS, ROOM = 9, 6
 def check_set_aside(seed: int, device: str, ops: StepOps) -> None:
     """One source to four, requests with and without rows that wait, one row and several of each, and padding."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    dtype, width = rng.choice((torch.bfloat16, torch.float32)), rng.choice((8, 40, 1100))
+    dtype, width = rng.choice((torch.bfloat16, torch.float16, torch.float32, torch.float64)), rng.choice((8, 40, 1100))
     count = rng.randint(1, 4)
     bounds = [rng.randint(1, 3) for _ in range(rng.randint(1, 6))]
     chosen = rng.sample(range(len(bounds)), rng.randint(1, len(bounds)))

@@ -85,7 +85,7 @@ def test_set_aside() -> None:
         check_set_aside(seed, "cpu", OURS)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_keep_leaves(dtype: torch.dtype) -> None:
     """Of drafts and of plain steps, with requests that decide nothing and padding."""
     for seed in range(30):

@@ -12,7 +12,7 @@ import numba as nb
 import numpy as np
 import torch
 
-from stridelm.kernels.host.memory import array, arrays
+from stridelm.kernels.host.memory import arrays, copied
 
 
 def behind(
@@ -44,7 +44,8 @@ def keep_newest(
     counts_R: torch.Tensor,
     least: int,
 ) -> None:
-    _keep_newest(*arrays(kept_SW, ready_S, slots_R, newest_RW, decides_B, indices_R, counts_R), least)
+    flags, rest = arrays(ready_S, slots_R), arrays(decides_B, indices_R, counts_R)
+    _keep_newest(copied(kept_SW), *flags, copied(newest_RW), *rest, least)
 
 
 def recall(
@@ -56,7 +57,8 @@ def recall(
     levels: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     kept_RW = torch.empty(len(slots_R), kept_SW.shape[1], dtype=kept_SW.dtype)
-    ready_R, place_LR = _recall(*arrays(kept_SW, ready_S, known_S, slots_R), first, levels, array(kept_RW))
+    tables = arrays(ready_S, known_S, slots_R)
+    ready_R, place_LR = _recall(copied(kept_SW), *tables, first, levels, copied(kept_RW))
     return kept_RW, torch.from_numpy(ready_R), torch.from_numpy(place_LR)
 
 
@@ -66,7 +68,7 @@ def compile_following() -> None:
     one, two, flags = np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty(0, np.bool_)
     _behind(one, one, one, one, one, one)
     _next_tokens(two, one, one, one, 1)
-    for kind in (np.uint16, np.float32):
+    for kind in (np.uint16, np.uint32, np.uint64):
         _keep_newest(two.astype(kind), flags, one, two.astype(kind), flags, one, one, 0)
         _recall(two.astype(kind), flags, one, one, 0, 1, two.astype(kind))
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from stridelm.batch import CANDIDATE, Draft, Verdict
-from stridelm.kernels.host.memory import array, arrays
+from stridelm.kernels.host.memory import array, arrays, copied
 from stridelm.kernels.plain_step import PlainStepOps
 
 
@@ -75,7 +75,7 @@ class HostTables(PlainStepOps):
         rows, slots, firsts, reals, indices = arrays(rows_S, slots_R, firsts_B, reals_B, indices_R)
         for number, source in enumerate(sources):
             at = number * source.shape[1]
-            _copy_rows(array(kept_SPW), rows, slots, firsts, reals, indices, array(source), at)
+            _copy_rows(copied(kept_SPW), rows, slots, firsts, reals, indices, copied(source), at)
         _note_rows(rows, array(ready_S), slots, reals, indices)
 
     def sources(
@@ -106,7 +106,7 @@ class HostTables(PlainStepOps):
         source_NW: torch.Tensor,
     ) -> None:
         of_step = arrays(slots_R, indices_R, leaf_B, index_BK, decisions_M)
-        _keep_leaves(array(kept_SW), array(ready_S), *of_step, array(source_NW.contiguous()))
+        _keep_leaves(copied(kept_SW), array(ready_S), *of_step, copied(source_NW))
 
     def commit(
         self,
@@ -178,7 +178,7 @@ def compile_tables() -> None:
     flags, pages = two.astype(bool), two.astype(np.int32)
     _lay_out(one, one, one, two, pages, one, one, one, flags.ravel(), one, one, two, two, two, flags, 1)
     _place_live(one, one, one, _ALL, pages, 1)
-    for kind in (np.uint16, np.float32):
+    for kind in (np.uint16, np.uint32, np.uint64):
         _copy_rows(np.empty((0, 0, 0), kind), one, one, pages.ravel(), one, one, two.astype(kind), 0)
         _keep_leaves(two.astype(kind), flags.ravel(), one, one, one, two, one, two.astype(kind))
     _note_rows(one, flags.ravel(), one, one, one)
