@@ -163,6 +163,7 @@ class Engine:
         """Serve some of the engine's own requests, and keep nothing of them but what steps cost."""
         self.loaded.attention.warm_up(self.config.page_size, self.loaded.device)
         self.resplit.warm_up()
+        self.device.verifier.warm_up()
         target, planner = self.loaded.target, self.steps.planner
         grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
         with planner.using(planner.depths, Unbounded()):  # while kernels are compiled, times say nothing

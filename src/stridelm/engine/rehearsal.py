@@ -51,6 +51,7 @@ def rehearse(config: EngineConfig) -> None:
         assert engine.capture is not None
         engine.capture.at_start()
         loaded.attention.warm_up(config.page_size, loaded.device)
+        engine.device.verifier.warm_up()
         engine.serve_own([wave for wave in warm_up_requests(*sizes, grammars=False) if _is_worth_it(wave)])
 
 

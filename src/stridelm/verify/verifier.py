@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from stridelm.batch import Draft, ForwardBatch, Verdict
+from stridelm.batch import CANDIDATE, Draft, ForwardBatch, Verdict
 from stridelm.run.state import TokenTable
 from stridelm.sample.sampler import Sampler
 from stridelm.upload import upload
@@ -38,6 +39,19 @@ class Verifier:
             decides = any(span.decides for span in inputs.spans)
             parts.append((indices, self._rule(name).decide(inputs) if decides else _undecided(inputs)))
         return parts[0][1] if len(parts) == 1 else _merge(len(batch.spans), parts)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Launch once, for padding, what only some requests' own options ask for: none is to wait for a compiler."""
+        table = self._table
+        none_R = torch.zeros(1, dtype=torch.int64, device=table.known.device)
+        one_R1, two_RK, nobody_R = none_R[:, None], none_R.repeat(1, 2), none_R - 1
+        one = np.ones((1, 1), dtype=bool)
+        draft = Draft(one_R1, one_R1 - 1, one_R1 + CANDIDATE, one_R1 + 1, one_R1 + 1, one_R1 == 0, one, True, 1)
+        verdict = self.sampler.ops.follow(
+            draft, draft.valid, two_RK, two_RK, none_R == 0, nobody_R, table.tokens, table.known
+        )
+        table.commit(nobody_R, verdict, none_R, none_R)
 
     def _rule(self, name: str) -> Rule:
         if name not in self._rules:
