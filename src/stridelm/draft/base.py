@@ -220,8 +220,9 @@ class TreeShape:
     is_chain: bool
     max_depth: int
     _repeated: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]] = field(
-        default_factory=dict
+        default_factory=dict, init=False, repr=False, compare=False
     )
+    """By number of requests."""
 
     @classmethod
     def of(cls, parents: Sequence[int], roles: Sequence[int], device: torch.device) -> TreeShape:

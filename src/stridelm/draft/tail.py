@@ -32,10 +32,6 @@ class Tail:
     def clear(self, slot: int) -> None:
         self._rows[slot].fill_(0)
 
-    def rows(self, slots_R: torch.Tensor) -> torch.Tensor:
-        """[R] int64."""
-        return self._rows[slots_R]
-
     def first(self, slots_R: torch.Tensor, rows: HeadRows, taken_NW: torch.Tensor) -> torch.Tensor:
         """[N, W] what was taken of a catch-up's rows, of which each request's first are kept here."""
         early_N = rows.offset_N < self._rows[slots_R][rows.span_N]

@@ -1,4 +1,5 @@
-"""How a head follows the target on a GPU: each operation is one launch instead of three to ten.
+"""How a head follows the target on a GPU: each operation is one launch instead of three to ten, but that rows of more
+sources than a launch takes are gathered by several.
 
 Legend: as in step_ops.py.
 """
@@ -12,12 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from stridelm.kernels.aside import MOST
 from stridelm.kernels.index_kernel import index_kernel, row_kernel
 
 _ROWS, _BLOCK = 128, 1024
 """Rows, or columns of a row, that a program handles."""
-MOST = 3
-"""Sources that a launch takes: as many layers as EAGLE-3 reads."""
 
 
 @index_kernel

@@ -19,7 +19,7 @@ TILE = 2048
 """Tokens that a program spreads."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids"])
 def _join_norms_kernel(
     tokens,
     ids,
@@ -71,7 +71,7 @@ def join_norms(
     block = triton.next_power_of_2(width)
     _join_norms_kernel[(rows, 2)](
         whole(token_VC),
-        ids_N,
+        None if ids_N is None else ids_N.contiguous(),
         whole(token_weight_C),
         hidden_NC,
         whole(hidden_weight_C),

@@ -129,7 +129,7 @@ class Eagle3Kind(HeadKind):
         )
         init_weights(head, torch.Generator().manual_seed(seed))
         frequent = said.counts(target.spec.vocab_size).sort(descending=True, stable=True).indices
-        head.speak(frequent[: len(head.ids)].sort().values)
+        head.set_vocabulary(frequent[: len(head.ids)].sort().values)
         with torch.no_grad():  # start from the target's output rows and norm, which are already trained
             head.head.weight.copy_(target.head.weight.cpu()[head.ids])
             head.norm.copy_(target.norm)

@@ -40,8 +40,8 @@ def candidates_of(draft: Draft) -> torch.Tensor:
 
 
 def tokens_at(draft: Draft, row: int) -> torch.Tensor:
-    """[R, 1] a row's tokens, made safe to index with: padding's may be -1."""
-    return draft.tokens[:, row, None].clamp(min=0)
+    """[R, 1] a row's tokens."""
+    return draft.tokens[:, row, None]
 
 
 def target_at(inputs: VerifyInput, row: int, *, certain: bool = True) -> torch.Tensor:

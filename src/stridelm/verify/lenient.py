@@ -23,11 +23,10 @@ class Lenient(Weighing):
 
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft = inputs.draft
-        tokens_RW = draft.tokens.clamp(min=0)  # padding's may be -1
         taken_RW = torch.zeros_like(draft.valid)
         for row in (-1, *candidate_rows(draft)) if draft.max_depth else ():
             p_RV = target_at(inputs, row, certain=self.certain)
-            likely_RW = self.takes(inputs, p_RV, p_RV.gather(1, tokens_RW))
+            likely_RW = self.takes(inputs, p_RV, p_RV.gather(1, draft.tokens))
             taken_RW = torch.where(draft.parents == row, likely_RW, taken_RW)
         leaf = deepest(draft, taken_RW & candidates_of(draft))
         return follow(inputs, path_to(draft, leaf), draw_nodes(inputs))

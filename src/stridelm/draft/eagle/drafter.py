@@ -57,7 +57,7 @@ class EagleDrafter(HeadDrafter):
         assert isinstance(head, EagleHead)
         head.prepare(device)
         if isinstance(head, Eagle3Head):
-            head.speak(_layout(self.target).ids(self.target.vocab_size).to(device))
+            head.set_vocabulary(_layout(self.target).ids(self.target.vocab_size).to(device))
         return head
 
 

@@ -124,7 +124,7 @@ class Eagle3Head(EagleHead):
         vocab = target.spec.vocab_size
         self.register_buffer("places", torch.empty(vocab, dtype=torch.int64), persistent=False)
 
-    def speak(self, ids: torch.Tensor) -> None:
+    def set_vocabulary(self, ids: torch.Tensor) -> None:
         """Let these be the target's ids of the tokens in the head's vocabulary."""
         own, vocab = len(ids), len(self.places)
         self.ids, nowhere = ids, torch.full((vocab,), own, device=ids.device)

@@ -55,7 +55,7 @@ class HostOps(QuantisesAfterwards):
         hidden_first: bool = False,
     ) -> torch.Tensor:
         hidden_NC = hidden_NC.contiguous()
-        ids_N = torch.arange(len(hidden_NC)) if ids_N is None else ids_N
+        ids_N = torch.arange(len(hidden_NC)) if ids_N is None else ids_N.contiguous()
         count, width = hidden_NC.shape
         out_MC = hidden_NC.new_empty(2 * count, width)
         tokens = array(token_VC.contiguous()), array(ids_N), array(token_weight_C)

@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 import torch
 
-from stridelm.kernels.host.memory import array
+from stridelm.kernels.host.memory import array, arrays
 from stridelm.kernels.plain_sources import HIGHEST, MEMORY, MOST_CHECKS, OWN, PRIOR, SourceTables
 
 _PRIOR, _OWN, _MEMORY, _HIGHEST = np.float32(PRIOR), np.float32(OWN), np.float32(MEMORY), np.float32(HIGHEST)
@@ -31,14 +31,14 @@ def choose_sources(
     matched_R: torch.Tensor,
     class_of_length: torch.Tensor,
 ) -> torch.Tensor:
-    found = _arrays(slots_R, bounds_R, looked_RW, exists_RW, matched_R, class_of_length)
+    found = arrays(slots_R, bounds_R, looked_RW, exists_RW, matched_R, class_of_length)
     return torch.from_numpy(_choose(*_of(tables), *found, guessed))
 
 
 def learn_sources(
     tables: SourceTables, slots_R: torch.Tensor, emitted_RK: torch.Tensor, counts_R: torch.Tensor
 ) -> None:
-    _learn(*_of(tables), *_arrays(slots_R, emitted_RK, counts_R))
+    _learn(*_of(tables), *arrays(slots_R, emitted_RK, counts_R))
 
 
 @cache
@@ -65,10 +65,6 @@ def _of(tables: SourceTables) -> list[np.ndarray[Any, Any]]:
             tables.given_CD,
         )
     ]
-
-
-def _arrays(*tensors: torch.Tensor) -> list[np.ndarray[Any, Any]]:
-    return [array(tensor.contiguous()) for tensor in tensors]
 
 
 @nb.njit(cache=True, error_model="numpy")
