@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from stridelm.kernels.aside import set_aside
+from stridelm.kernels.commit import commit
 from stridelm.kernels.compaction import Pools, compact
 from stridelm.kernels.draw import confidence, draw, draw_weighted
 from stridelm.kernels.edit import add_bias, forbid_stops, forbid_words, penalise
@@ -20,7 +21,7 @@ from stridelm.kernels.plain_step import keep_leaves, place_live
 from stridelm.kernels.sources import choose_sources, learn_sources
 from stridelm.kernels.step_ops import Move
 from stridelm.kernels.truncate import truncate
-from stridelm.kernels.walk import commit, cut_windows, follow, walk
+from stridelm.kernels.walk import cut_windows, follow, walk
 
 
 class TritonStepOps:
