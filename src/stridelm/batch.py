@@ -60,6 +60,11 @@ class Draft:
     def width(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def valid_candidates(self) -> torch.Tensor:
+        """[R, W] bool."""
+        return self.valid & (self.roles == CANDIDATE)
+
 
 @dataclass(slots=True)
 class ForwardBatch:

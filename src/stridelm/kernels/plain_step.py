@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from stridelm.batch import CANDIDATE, Draft, Verdict
+from stridelm.batch import Draft, Verdict
 from stridelm.kernels import plain_logits, plain_sources
 from stridelm.kernels.entries import as_moved
 from stridelm.kernels.step_ops import Move, Sureness
@@ -311,7 +311,7 @@ class PlainStepOps:
         short = replace(draft, valid=draft.valid & kept_RW)
         verdict = walk_down(short, _agreeing(short, drawn_RK), nodes_RK, decides_R)
         append(tokens_SL, known_S, slots_R, verdict.tokens, verdict.counts)
-        candidates = draft.valid & (draft.roles == CANDIDATE)
+        candidates = draft.valid_candidates
         tested = decides_R & (candidates & (draft.parents == verdict.leaf[:, None])).any(1)
         drafted = torch.where(decides_R, candidates.sum(1), 0)
         return replace(verdict, drafted=drafted, reached=verdict.kept + tested)
@@ -354,7 +354,7 @@ def walk_down(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, deci
     path: list[torch.Tensor] = []
     kept = reached = torch.zeros_like(leaf)
     going = decides_R
-    candidates = draft.valid & (draft.roles == CANDIDATE)
+    candidates = draft.valid_candidates
     for _ in range(draft.max_depth):
         children = candidates & (draft.parents == leaf[:, None])
         match = children & (draft.tokens == tokens[-1][:, None])
@@ -382,8 +382,7 @@ def walk_down(draft: Draft, drawn_RK: torch.Tensor, nodes_RK: torch.Tensor, deci
 def _agreeing(draft: Draft, drawn_RK: torch.Tensor) -> torch.Tensor:
     """[R, K] the token drawn at each node; at a node with valid children, the first child's token."""
     width = draft.width
-    candidates = draft.valid & (draft.roles == CANDIDATE)
-    child = torch.where(candidates, torch.arange(width, device=drawn_RK.device), width)
+    child = torch.where(draft.valid_candidates, torch.arange(width, device=drawn_RK.device), width)
     first_RK = torch.full_like(drawn_RK, width).scatter_reduce_(1, draft.parents + 1, child, "amin")
     return torch.where(first_RK < width, draft.tokens.gather(1, first_RK.clamp(max=width - 1)), drawn_RK)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from stridelm.batch import CANDIDATE, Draft, Verdict
+from stridelm.batch import Draft, Verdict
 from stridelm.kernels.noise import ACCEPT, RESIDUAL, attempt_stream, uniforms
 from stridelm.sample.rows import Rows
 from stridelm.verify.exact import walk_and_append
@@ -32,11 +32,6 @@ class Weighing(Rule):
 def candidate_rows(draft: Draft) -> Iterator[int]:
     """The draft's rows that may be candidates, in order: children come after their parents."""
     yield from np.flatnonzero(draft.candidates.any(0)).tolist()
-
-
-def candidates_of(draft: Draft) -> torch.Tensor:
-    """[R, W] bool."""
-    return draft.valid & (draft.roles == CANDIDATE)
 
 
 def tokens_at(draft: Draft, row: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.batch import Verdict
-from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
+from stridelm.verify.attempt import Weighing, candidate_rows, chances, end_at, target_at, tokens_at
 from stridelm.verify.rejection import at, less
 from stridelm.verify.rule import VerifyInput
 
@@ -33,7 +33,7 @@ class Block(Weighing):
         # Drafters that branch are refused when a request is settled. Where another rule's spans have such a drafter,
         # the step's draft is not a chain, and there is no flag for these spans alone.
         assert draft.is_chain or len(inputs.spans) < len(inputs.batch.spans), "block verification takes chains"
-        candidates_RW = candidates_of(draft)
+        candidates_RW = draft.valid_candidates
         last = leaf = torch.full_like(inputs.slots, -1)  # newest row looked at; newest row accepted
         w, p_RV = torch.ones_like(chance_RK[:, 0]), target_at(inputs, -1)
         weights_RV = p_RV

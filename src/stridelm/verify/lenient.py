@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from stridelm.batch import Draft, Verdict
-from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, follow, path_to, target_at
+from stridelm.verify.attempt import Weighing, candidate_rows, follow, path_to, target_at
 from stridelm.verify.exact import draw_nodes
 from stridelm.verify.rule import VerifyInput
 
@@ -28,7 +28,7 @@ class Lenient(Weighing):
             p_RV = target_at(inputs, row, certain=self.certain)
             likely_RW = self.takes(inputs, p_RV, p_RV.gather(1, draft.tokens))
             taken_RW = torch.where(draft.parents == row, likely_RW, taken_RW)
-        leaf = deepest(draft, taken_RW & candidates_of(draft))
+        leaf = deepest(draft, taken_RW & draft.valid_candidates)
         return follow(inputs, path_to(draft, leaf), draw_nodes(inputs))
 
     def takes(self, inputs: VerifyInput, p_RV: torch.Tensor, p_RW: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from stridelm.batch import Draft, Verdict
-from stridelm.verify.attempt import Weighing, candidate_rows, candidates_of, chances, end_at, target_at, tokens_at
+from stridelm.verify.attempt import Weighing, candidate_rows, chances, end_at, target_at, tokens_at
 from stridelm.verify.rule import VerifyInput
 
 
@@ -26,7 +26,7 @@ class Rejection(Weighing):
 
     def decide(self, inputs: VerifyInput) -> Verdict:
         draft, chance_RK = inputs.draft, chances(inputs)
-        candidates_RW = candidates_of(draft)
+        candidates_RW = draft.valid_candidates
         leaf = torch.full_like(inputs.slots, -1)
         p_RV = target_at(inputs, -1)
         refused_RV = torch.zeros_like(p_RV, dtype=torch.bool)  # tokens of the leaf's rejected children
