@@ -18,8 +18,9 @@ from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.plain_step import PlainStepOps
 from stridelm.kernels.search import programs_of
 from stridelm.kernels.step_ops import Cut
+from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.kernels.truncate import truncate
-from stridelm.kernels.walk import follow, walk
+from stridelm.kernels.walk import walk
 from stridelm.sample.rows import Rows
 from stridelm.sample.table import SamplingTable
 from support.checks.draw_kernels import (
@@ -35,7 +36,7 @@ from support.checks.draw_kernels import (
     table_of,
     twin,
 )
-from support.checks.walk_kernels import SKELETON, Tables, agreeable, random_choice, random_draft, random_nodes
+from support.checks.walk_kernels import SKELETON, Tables, agreeable, check_follow, random_draft, random_nodes
 from support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
@@ -240,16 +241,7 @@ def test_graph_of_draw(rows: int, kinds: tuple[dict[str, Any], ...]) -> None:
 
 @pytest.mark.parametrize("width", [1, 8, 64])
 def test_follow(width: int) -> None:
-    for seed in range(10):
-        rng = random.Random(seed)
-        draft, tables = random_draft(rng, width, "cuda"), Tables(rng, "cuda")
-        rest = (
-            random_choice(rng, width, "cuda"),
-            agreeable(rng, draft),
-            random_nodes(rng, width, "cuda"),
-        )
-        verdict = follow(draft, *rest, *tables.arguments())
-        tables.check(verdict, PlainStepOps().follow(draft, *rest, *tables.twins()))
+    check_follow(width, "cuda", TritonStepOps(), 10)
 
 
 @pytest.mark.parametrize("width", [1, 8, 64])

@@ -8,6 +8,8 @@ import torch
 
 from stridelm.batch import CANDIDATE, PROBE, Draft, Verdict
 from stridelm.draft.base import TreeShape
+from stridelm.kernels.plain_step import PlainStepOps
+from stridelm.kernels.step_ops import StepOps
 from stridelm.run.state import TokenTable
 from support.oracles.attention import random_tree
 
@@ -61,6 +63,19 @@ def random_nodes(rng: random.Random, width: int, device: str = "cpu") -> torch.T
 def random_choice(rng: random.Random, width: int, device: str = "cpu") -> torch.Tensor:
     """[R, W] bool: which rows some rule would keep."""
     return torch.tensor([[rng.random() < 0.7 for _ in range(width)] for _ in range(SPANS)], device=device)
+
+
+def check_follow(width: int, device: str, ops: StepOps, seeds: int) -> None:
+    """Down the first rows that are kept, whatever was drawn."""
+    longest = 0
+    for seed in range(seeds):
+        rng = random.Random(100 * width + seed)
+        draft, tables = random_draft(rng, width, device), Tables(rng, device)
+        rest = random_choice(rng, width, device), agreeable(rng, draft), random_nodes(rng, width, device)
+        verdict = ops.follow(draft, *rest, *tables.arguments())
+        tables.check(verdict, PlainStepOps().follow(draft, *rest, *tables.twins()))
+        longest = max(longest, int(verdict.kept.max()))
+    assert longest >= min(width, 2)
 
 
 class Tables:

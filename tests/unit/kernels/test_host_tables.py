@@ -18,7 +18,7 @@ from support.checks.lookup_kernel import check_lookup
 from support.checks.place_live import check_place_live
 from support.checks.set_aside import check_set_aside
 from support.checks.sources import check_sources
-from support.checks.walk_kernels import SPANS, Tables, agreeable, random_choice, random_draft, random_nodes
+from support.checks.walk_kernels import SPANS, Tables, agreeable, check_follow, random_draft, random_nodes
 
 OURS, PLAIN = HostTables(), PlainStepOps()
 
@@ -52,16 +52,7 @@ def test_walk(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 7, 20, 64])
 def test_follow(width: int) -> None:
-    """Down the first rows that are kept, whatever was drawn."""
-    longest = 0
-    for seed in range(5):
-        rng = random.Random(100 * width + seed)
-        tables, draft = Tables(rng), random_draft(rng, width)
-        rest = random_choice(rng, width), agreeable(rng, draft), random_nodes(rng, width)
-        verdict = OURS.follow(draft, *rest, *tables.arguments())
-        tables.check(verdict, PLAIN.follow(draft, *rest, *tables.twins()))
-        longest = max(longest, int(verdict.kept.max()))
-    assert longest >= min(width, 2)
+    check_follow(width, "cpu", OURS, 5)
 
 
 def test_place_live() -> None:

@@ -17,7 +17,7 @@ from stridelm.kernels import STEP_OPS
 from stridelm.kernels.step_ops import StepOps
 from support.checks.following import check_commit
 from support.checks.step_ops import every_set
-from support.checks.walk_kernels import SPANS, Tables, agreeable, random_choice, random_draft, random_nodes
+from support.checks.walk_kernels import SPANS, Tables, agreeable, check_follow, random_draft, random_nodes
 from support.doubles.interpreter import INTERPRETED
 
 pytestmark = INTERPRETED
@@ -44,16 +44,7 @@ def test_walk(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 7, 20, 64])
 def test_follow(width: int) -> None:
-    """Down the first rows that are kept, whatever was drawn."""
-    longest = 0
-    for seed in range(3):
-        rng = random.Random(100 * width + seed)
-        draft, tables = random_draft(rng, width), Tables(rng)
-        rest = random_choice(rng, width), agreeable(rng, draft), random_nodes(rng, width)
-        verdict = TRITON.follow(draft, *rest, *tables.arguments())
-        tables.check(verdict, PLAIN.follow(draft, *rest, *tables.twins()))
-        longest = max(longest, int(verdict.kept.max()))
-    assert longest >= min(width, 2)
+    check_follow(width, "cpu", TRITON, 3)
 
 
 def test_whole_chain() -> None:
