@@ -8,9 +8,9 @@ kernels have ended too.
 A kernel of few small programs may give way: the next one's programs are put beside its own as soon as these have
 begun, and what they do before they wait costs nothing. Then they may read weights, and what describes the step (tables,
 positions, lengths), which is written before its rows are embedded, or before a product that comes after a head's
-embeddings. Other results of earlier kernels need not exist
-yet: several kernels in a row may give way. Products do not, whose programs fill processors unequally; so whatever
-comes after a product begins only when all that came before it has ended.
+embeddings. Other results of earlier kernels need not exist yet: several kernels in a row may give way. Products do not,
+whose programs fill processors unequally; so whatever comes after a product begins only when all that came before it has
+ended.
 """
 
 # mypy: disable-error-code="no-untyped-def"

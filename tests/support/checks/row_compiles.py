@@ -1,6 +1,5 @@
 """Compiles norms of rows, alone, two side by side and after sums of experts' parts, routers, and what a head does to
-its logits, for an H100 that is not there, in
-published widths, and prints as JSON what its kernels became.
+its logits, for an H100 that is not there, in published widths, and prints as JSON what its kernels became.
 
 Run as a process of its own, since it changes Triton for good: python -m support.checks.row_compiles
 """
