@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -14,6 +13,8 @@ import torch
 from kernel_sections import Section, Settings, right_table
 from rich.table import Table
 from timing import graph_us
+
+from stridelm.kernels.expert_pairs import Heights
 
 EXPERTS, EACH, WIDTH, INNER = 128, 8, 2048, 768
 EXPERT_BYTES = 3 * WIDTH * INNER * 2
@@ -36,14 +37,20 @@ class ExpertLayer:
         self.gate_up, self.down = draw(EXPERTS * 2 * INNER, WIDTH), draw(EXPERTS * WIDTH, INNER)
         self.router = draw(EXPERTS, WIDTH)
 
-    def calls(self, rows: int, skewed: bool) -> tuple[dict[str, list[Callable[[], object]]], float]:
-        """Each stage's calls and those of all stages together, and the mean number of experts that a call reads."""
-        made = [self._launches(rows, skewed) for _ in range(EXPERT_CALLS)]
+    def calls(
+        self, rows: int, skewed: bool, heights: Heights | None = None
+    ) -> tuple[dict[str, list[Callable[[], object]]], float]:
+        """Each stage's calls and those of all stages together, and the mean number of experts that a call reads.
+        heights: of tiles, but for "all"; None: as chosen."""
+        made = [self._launches(rows, skewed, heights) for _ in range(EXPERT_CALLS)]
         read = sum(experts for _, experts in made) / len(made)
         return {name: [launches[name] for launches, _ in made] for name in (*STAGES, "all")}, read
 
-    def _launches(self, rows: int, skewed: bool) -> tuple[dict[str, Callable[[], object]], int]:
-        from stridelm.kernels.experts import expert_parts, multiply, sort_pairs
+    def _launches(
+        self, rows: int, skewed: bool, heights: Heights | None
+    ) -> tuple[dict[str, Callable[[], object]], int]:
+        from stridelm.kernels.expert_pairs import several_heights, tile_pairs
+        from stridelm.kernels.experts import expert_parts, multiply
         from stridelm.kernels.ops import Routing
         from stridelm.kernels.router_scores import scores
         from stridelm.kernels.triton_router import combine, route
@@ -54,7 +61,8 @@ class ExpertLayer:
         if skewed:
             logits[: rows // 2, : EXPERTS // 8] += 100
         chosen, weights = route(logits, routing)
-        order = sort_pairs(chosen, EXPERTS)
+        sort = partial(tile_pairs, chosen, EXPERTS, several_heights if heights is None else lambda *_: heights)
+        order = sort()
         inner = x.new_empty(order.places, INNER)
         parts = x.new_empty(rows, EACH, WIDTH)
         flat = parts.view(-1, WIDTH)
@@ -65,7 +73,7 @@ class ExpertLayer:
 
         launches: dict[str, Callable[[], object]] = {
             "router": lambda: route(scores(x, self.router, None), routing),
-            "sort": lambda: sort_pairs(chosen, EXPERTS),
+            "sort": sort,
             "gate and up": lambda: multiply(x, self.gate_up, order, EACH, inner, "silu"),
             "down": lambda: multiply(inner, self.down, order, EACH, flat, None),
             "sum": lambda: combine(parts, weights),
@@ -75,7 +83,7 @@ class ExpertLayer:
 
 
 def experts(settings: Settings) -> Section:
-    from stridelm.kernels.experts import MAX_UNSORTED_ROWS
+    from stridelm.kernels.expert_pairs import MAX_UNSORTED_ROWS
 
     layer, found = ExpertLayer(), []
     for rows in settings.expert_rows:
@@ -168,41 +176,43 @@ def expert_tiles(settings: Settings) -> Section:
 
 
 def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
-    """Both products of one number of rows, timed with the default choice and with every other plausible tile."""
+    """Both products of one number of rows, timed with the default choice and with tiles of one height of every other
+    plausible form."""
     from triton.runtime.errors import OutOfResources
 
-    from stridelm.kernels import experts
-    from stridelm.kernels.products import Tile
+    from stridelm.kernels import expert_pairs, experts
+    from stridelm.kernels.experts import PairTile
+    from stridelm.kernels.products import tile_height
 
-    mean = experts.height_of(-(-rows * EACH // EXPERTS))
+    mean = tile_height(-(-rows * EACH // EXPERTS))
     heights = sorted({16, mean, max(16, mean // 2), min(128, mean * 2)})
     unsorted = (rows,) if rows <= 16 else ()
     found = []
     for stage in ("gate and up", "down"):
-        forms: list[tuple[int, Tile | None]] = [(experts.MAX_UNSORTED_ROWS, None)]
+        forms: list[tuple[int, int, PairTile | None]] = [(expert_pairs.MAX_UNSORTED_ROWS, 0, None)]
         for limit, height in itertools.product((0, *unsorted), heights):
             for outputs, inputs, stages in itertools.product((32, 64, 128), (64, 128), (2, 3, 4, 6)):
                 warps = 8 if outputs * height >= 128 * 128 else 4
-                forms.append((limit, Tile(outputs, height, inputs, warps, stages)))
-        for limit, tile in forms:
-            if limit and tile is not None and tile.rows > 16:
+                forms.append((limit, height, PairTile(outputs, inputs, warps, stages, stages)))
+        for limit, height, tile in forms:
+            if limit and height > 16:
                 continue  # unsorted tiles have 16 rows
             with ExitStack() as patches:
-                patches.enter_context(mock.patch.object(experts, "MAX_UNSORTED_ROWS", limit))
+                patches.enter_context(mock.patch.object(expert_pairs, "MAX_UNSORTED_ROWS", limit))
                 if tile is not None:
                     patches.enter_context(mock.patch.object(experts, "choose_tile", return_value=tile))
-                    patches.enter_context(mock.patch.object(experts, "height_of", return_value=tile.rows))
                 try:
-                    us = graph_us(layer.calls(rows, skewed=False)[0][stage], 2)
+                    only = None if tile is None else Heights(height, 1)
+                    us = graph_us(layer.calls(rows, skewed=False, heights=only)[0][stage], 2)
                 except (RuntimeError, OutOfResources):  # too much shared memory
                     continue
-            name = "as chosen" if tile is None else f"{astuple(tile)}{' unsorted' if limit else ''}"
+            name = "as chosen" if tile is None else f"{(height, *tile[:4])}{' unsorted' if limit else ''}"
             found.append({"rows": rows, "stage": stage, "form": name, "us": us})
     return found
 
 
 def expert_tiles_table(
-    found: list[dict[str, Any]], title: str = "experts: (outputs, pairs, inputs, warps, stages)"
+    found: list[dict[str, Any]], title: str = "experts: (pairs, outputs, inputs, warps, stages)"
 ) -> Table:
     table = right_table(title, "rows", "product", "as chosen", "best five")
     for rows, stage in dict.fromkeys((trial["rows"], trial["stage"]) for trial in found):

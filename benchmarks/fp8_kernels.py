@@ -15,7 +15,7 @@ from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
 from rich.table import Table
 from timing import graph_us
 
-from stridelm.kernels.experts import Sorted
+from stridelm.kernels.expert_pairs import Tiled
 from stridelm.kernels.products import Tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
@@ -204,7 +204,7 @@ def fp8_expert_tiles(settings: Settings) -> Section:
     found = []
     for rows in TILED_ROWS:
         layer = FP8Experts(rows, *weights)
-        height = layer.orders[0].height
+        height = layer.orders[0].heights.tallest
         forms: list[tuple[int, int, int] | None] = [None]
         forms += [(64, 4, stages) for stages in (3, 4, 6)]
         forms += [(128, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
@@ -227,12 +227,12 @@ class FP8Experts:
     def __init__(
         self, rows: int, gate_up: tuple[torch.Tensor, torch.Tensor], down: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        from stridelm.kernels.experts import sort_pairs
+        from stridelm.kernels.expert_pairs import one_height, tile_pairs
         from stridelm.kernels.quantise import quantise
 
         choices = [torch.randn(rows, EXPERTS, device="cuda").topk(EACH).indices for _ in range(EXPERT_CALLS)]
         self.gate_up, self.down = gate_up, down
-        self.orders = [sort_pairs(chosen, EXPERTS) for chosen in choices]
+        self.orders = [tile_pairs(chosen, EXPERTS, one_height) for chosen in choices]
         shapes = (rows, WIDTH), (self.orders[0].places, INNER)
         x, self.inner = (torch.randn(*shape, device="cuda").bfloat16() for shape in shapes)
         self.parts = x.new_empty(rows * EACH, WIDTH)
@@ -244,7 +244,7 @@ class FP8Experts:
         from stridelm.kernels.fp8_experts import multiply
         from stridelm.kernels.quantise import quantise
 
-        def run(order: Sorted) -> None:
+        def run(order: Tiled) -> None:
             if stage == "down":
                 multiply(self.gated, *self.down, order, EACH, self.parts, None, tile)
             elif "quantised" in stage:

@@ -2,7 +2,8 @@
 
 Pairs of a row and an expert are sorted and tiled as in experts.py, and rows are quantised and products added as in
 fp8.py: once for all experts of a row, and again between the two products. Every tile has at least 64 outputs, which is
-what one kind of instruction takes, so that all tiles give the same bits.
+what one kind of instruction takes, so that all tiles give the same bits. All of a launch are of one height: the sums of
+a tall one fill so many registers that fewer of the low ones would run beside one another.
 
 Legend: as in experts.py and fp8.py.
 """
@@ -17,7 +18,8 @@ import triton
 import triton.language as tl
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, dense_rows, parts_by, rows_of_tile
+from stridelm.kernels.expert_pairs import Tiled, one_height, rows_of_tile, tile_of
+from stridelm.kernels.experts import dense_rows, parts_by
 from stridelm.kernels.fp8 import DTYPES
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
 from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
@@ -39,7 +41,7 @@ def _product_kernel(
     weight,
     weight_scales,
     pairs,
-    experts,
+    table,
     y,
     y_scales,
     rows,
@@ -61,11 +63,10 @@ def _product_kernel(
     """Grid (tiles of outputs, T). As in experts.py; x has `rows` rows or places. y_scales: if given, a gated row is
     rounded to DTYPE and quantised, a tile's outputs by one scale; y has `places` rows then."""
     wait_for_inputs(DEPENDENT)
-    tile = tl.program_id(1)
-    expert = tl.load(experts + tile).to(tl.int32)
-    if expert < 0:
+    height, expert, place = tile_of(table, tl.program_id(1), R, 1, SORTED)
+    if height == 0:
         return
-    source_R, target_R, exists_R = rows_of_tile(tile, pairs, each, R, SORTED, ACTIVATION)
+    source_R, target_R, exists_R = rows_of_tile(place, pairs, each, R, SORTED, ACTIVATION)
     first = tl.program_id(0) * B
     top = expert * outputs
     if ACTIVATION is not None:
@@ -109,9 +110,9 @@ def _product_kernel(
         store_quantised_tile(made_BR, y, y_scales, places, tl.program_id(0), output_B, outputs, target_R, exists_R)
 
 
-def choose_tile(order: Sorted, is_gated: bool, *, quantised: bool = False) -> Tile:
+def choose_tile(order: Tiled, is_gated: bool, *, quantised: bool = False) -> Tile:
     """All give the same bits. quantised: a tile has all outputs that share a scale."""
-    height = order.height
+    height = order.heights.tallest
     if quantised:
         return Tile(BLOCK, height, BLOCK, warps=8, stages=2 if order.mean > FEW_PAIRS else 3)
     if height < 128:
@@ -132,14 +133,14 @@ def expert_parts(
     gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
     """
     form = form_of(down[1])
-    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form))
+    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form), one_height)
 
 
-def _inner_rows(form: RowForm, order: Sorted, width: int, dtype: torch.dtype) -> Rows:
+def _inner_rows(form: RowForm, order: Tiled, width: int, dtype: torch.dtype) -> Rows:
     """Memory for gated rows: quantised by the product that makes them where its tiles are few enough rows high to have
     all outputs that share a scale."""
-    if form is RowForm.BLOCKS and order.is_sorted and order.height <= MAX_QUANTISED_HEIGHT:
-        return empty_rows((order.places, width), form, dtype, order.experts.device)
+    if form is RowForm.BLOCKS and order.is_sorted and order.heights.tallest <= MAX_QUANTISED_HEIGHT:
+        return empty_rows((order.places, width), form, dtype, order.table.device)
     return dense_rows(order, width, dtype)
 
 
@@ -147,7 +148,7 @@ def multiply(
     x: Rows,
     weight: torch.Tensor,
     scale: torch.Tensor,
-    order: Sorted,
+    order: Tiled,
     each: int,
     y: Rows,
     activation: str | None,
@@ -167,7 +168,7 @@ def multiply(
         described(weight, tile.outputs, BLOCK),
         scale,
         order.pairs,
-        order.experts,
+        order.table,
         out,
         out_scales,
         x.shape[0],

@@ -89,12 +89,14 @@ def write_product(
     R: tl.constexpr,
     K: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    STAGES: tl.constexpr = None,
 ):
     """A tile of y: outputs from `first` on, of rows from `first_row` on. With an ACTIVATION y is the gated product: the
-    weight holds gate above up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart."""
+    weight holds gate above up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart. STAGES: if
+    not the kernel's."""
     sum_BR = tl.zeros([B, R], tl.float32)
     up_BR = sum_BR
-    for k in range(0, inputs, K):
+    for k in tl.range(0, inputs, K, num_stages=STAGES):
         x_KR = x.load([first_row, k]).T
         sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
         if ACTIVATION is not None and up is None:

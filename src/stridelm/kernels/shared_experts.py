@@ -18,8 +18,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.dependent import dependent, wait_for_inputs
-from stridelm.kernels.experts import Sorted, choose_tile, parts_by, write_pairs
-from stridelm.kernels.products import FEW_ROWS, described, write_product
+from stridelm.kernels.expert_pairs import Tiled
+from stridelm.kernels.experts import choose_tile, parts_by, write_pairs
+from stridelm.kernels.products import FEW_ROWS, described, tile_height, write_product
 
 MAX_ROWS = FEW_ROWS
 """Beyond it the library is faster for the shared MLP."""
@@ -30,7 +31,7 @@ def _product_kernel(
     x,
     weight,
     pairs,
-    experts,
+    table,
     y,
     shared_x,
     shared_weight,
@@ -44,24 +45,29 @@ def _product_kernel(
     B: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
+    LEAST: tl.constexpr,
+    HEIGHTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    TALL_STAGES: tl.constexpr,
     SORTED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: the shared matrix's tiles, those of some outputs one after another, and then the experts', T tiles of pairs
-    for each tile of outputs."""
+    """Grid: the shared matrix's tiles of R rows, which are all, and then the experts', T tiles of pairs for each tile
+    of outputs."""
     wait_for_inputs(DEPENDENT)
-    program, row_tiles, tiles = tl.program_id(0), tl.cdiv(rows, R), tl.cdiv(outputs, B)
-    shared = tl.cdiv(shared_outputs, B) * row_tiles
+    program, shared, tiles = tl.program_id(0), tl.cdiv(shared_outputs, B), tl.cdiv(outputs, B)
     if program < shared:
-        first, first_row = program // row_tiles * B, program % row_tiles * R
         write_product(
-            shared_x, shared_weight, None, None, shared_y, first, first_row, rows, shared_inputs, shared_outputs,
-            0, B, R, K, ACTIVATION,
+            shared_x, shared_weight, None, None, shared_y, program * B, 0, rows, shared_inputs, shared_outputs,
+            0, B, R, K, ACTIVATION, TALL_STAGES if R > LEAST else STAGES,
         )  # fmt: skip
     else:
         tile, first = (program - shared) // tiles, (program - shared) % tiles * B
-        write_pairs(x, weight, pairs, experts, y, tile, first, inputs, outputs, each, B, R, K, SORTED, ACTIVATION)
+        write_pairs(
+            x, weight, pairs, table, y, tile, first, inputs, outputs, each,
+            B, K, LEAST, HEIGHTS, STAGES, TALL_STAGES, SORTED, ACTIVATION,
+        )  # fmt: skip
 
 
 class _Product(NamedTuple):
@@ -98,7 +104,7 @@ def _multiply(
     x: torch.Tensor,
     weight: torch.Tensor,
     shared: _Product,
-    order: Sorted,
+    order: Tiled,
     each: int,
     y: torch.Tensor,
     activation: str | None,
@@ -106,15 +112,16 @@ def _multiply(
     """What `experts.multiply` writes, and the shared product, gated if there is an activation."""
     (rows, inputs), shared_outputs = shared.x.shape, shared.y.shape[1]
     outputs, device = y.shape[1], y.device
-    tile = choose_tile(order, outputs, activation is not None, device, beside=triton.cdiv(shared_outputs, 64))
-    shared_tiles = triton.cdiv(shared_outputs, tile.outputs) * triton.cdiv(rows, tile.rows)
+    shared_tiles = triton.cdiv(shared_outputs, 64)
+    tile = choose_tile(order, outputs, activation is not None, device, beside=shared_tiles)
+    assert tile.outputs == 64 and rows <= MAX_ROWS
     _product_kernel[(shared_tiles + triton.cdiv(outputs, tile.outputs) * order.tiles,)](
         x,
         described(weight, tile.outputs, tile.inputs),
         order.pairs,
-        order.experts,
+        order.table,
         y,
-        TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [tile.rows, tile.inputs]),
+        TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [tile_height(rows), tile.inputs]),
         described(shared.weight, tile.outputs, tile.inputs),
         shared.y,
         rows,
@@ -124,11 +131,13 @@ def _multiply(
         shared_outputs,
         each,
         tile.outputs,
-        tile.rows,
+        tile_height(rows),
         tile.inputs,
+        *order.heights,
+        tile.stages,
+        tile.tall_stages,
         order.is_sorted,
         activation,
         num_warps=tile.warps,
-        num_stages=tile.stages,
         **dependent(device),
     )

@@ -29,9 +29,9 @@ from support.doubles.interpreter import INTERPRETED
 pytestmark = INTERPRETED
 TRUNCATED = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01}
 TRITON = TritonStepOps()
-PURPOSES = {"BIT", "B", "R", "K", "G", "SORTED", "BY_BLOCK", "ACTIVATION", "num_stages"}
+PURPOSES = {"BIT", "B", "R", "K", "G", "HEIGHTS", "SORTED", "BY_BLOCK", "ACTIVATION", "STAGES", "num_stages"}
 """Constants that say what a kernel is to do, and the sizes of its tiles, of which few serve all steps."""
-ALLOWED = {"layout.lay_spans": 2, "experts._sort_kernel": 2}
+ALLOWED = {"layout.lay_spans": 2, "expert_pairs._sort_kernel": 2}
 """One for short spans and one for long ones; one for each power of two of pairs, which the sizes of captured steps have
 too."""
 

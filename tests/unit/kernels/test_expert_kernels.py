@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,12 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels import experts
-from stridelm.kernels.experts import choose_tile, sort_pairs
+from stridelm.kernels import expert_pairs
+from stridelm.kernels.expert_pairs import Heights, HeightsOf, Tiled, most, one_height, several_heights, tile_pairs
+from stridelm.kernels.experts import choose_tile
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import whole_logits
+from stridelm.kernels.products import tile_height
 from stridelm.kernels.router_scores import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import GroupedExperts
@@ -62,7 +67,7 @@ def test_combine(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize(("count", "each", "number"), [(5, 2, 3), (9, 8, 128), (70, 3, 5), (60, 4, 4), (40, 2, 2)])
 def test_sort(count: int, each: int, number: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs that are looked at in one block and in several; tiles of every height."""
-    monkeypatch.setattr(experts, "SORT_BLOCK", block)
+    monkeypatch.setattr(expert_pairs, "SORT_BLOCK", block)
     check_sorted(count, each, number, "cpu")
 
 
@@ -120,12 +125,36 @@ def test_scores(width: int) -> None:
 
 def test_tiles_fit_the_shared_memory_of_a_processor() -> None:
     """227 KiB, for weights and rows of every stage."""
-    for height in (16, 32, 64, 128):
-        order = experts.Sorted(height, torch.empty(0), torch.empty(500), mean=1)
-        for is_gated in (False, True):
+    for heights in (Heights(16, 1), Heights(16, 2), Heights(16, 3), Heights(32, 3)):
+        for number, is_sorted, is_gated in itertools.product(range(heights.kinds), (False, True), (False, True)):
+            order = Tiled(heights, torch.empty(int(is_sorted)), torch.empty(500, 3), mean=1)
             tile = choose_tile(order, 768, is_gated, torch.device("cpu"))
-            stage = (tile.outputs * (1 + is_gated) + tile.rows) * tile.inputs * 2
-            assert tile.rows == height and stage * tile.stages <= 227 * 1024
+            stage = (tile.outputs * (1 + is_gated) + (heights.least << number)) * tile.inputs * 2
+            assert stage * (tile.tall_stages if number else tile.stages) <= 227 * 1024
+
+
+@pytest.mark.parametrize("heights_of", [several_heights, one_height])
+@pytest.mark.parametrize("step", [5, 17, 40, 700])
+def test_most_tiles_and_places(step: int, heights_of: HeightsOf) -> None:
+    """There are as many as any distribution of pairs needs."""
+    rng = random.Random(step)
+    for _ in range(50):
+        number = rng.choice((2, 8, 64))
+        each = rng.randint(1, min(number, 8))
+        favoured = max(each, int(number * rng.random() ** 3))
+        counts = Counter(expert for _ in range(step) for expert in rng.sample(range(favoured), each))
+        heights = heights_of(step, -(-step * each // number))
+        kinds = [heights.least << kind for kind in range(heights.kinds)]
+        full = sum(count // heights.tallest for count in counts.values())
+        rests = [count % heights.tallest for count in counts.values()]
+        last = [min(height for height in kinds if height >= rest) for rest in rests if rest]
+        tiles, places = most(step * each, number, heights)
+        assert full + len(last) <= tiles and full * heights.tallest + sum(last) <= places
+
+
+def test_no_tile_is_taller_than_needed() -> None:
+    for step in range(1, 300):
+        assert several_heights(step, mean=1).tallest == min(64, tile_height(step))
 
 
 def test_no_rows() -> None:
@@ -133,7 +162,7 @@ def test_no_rows() -> None:
     assert [each.shape for each in TritonOps().route(logits, ROUTINGS["renormalised"])] == [(0, 8), (0, 8)]
     case = Case(3, 5, 2, 64, 32, DTYPE)
     assert case.run(GroupedExperts(), TritonOps(), slice(0)).shape == (0, 2, 64)
-    assert sort_pairs(case.chosen[:1], 5).tiles == 2
+    assert tile_pairs(case.chosen[:1], 5).tiles == 2
 
 
 def test_rows_on_hopper(tmp_path: Path) -> None:
@@ -143,3 +172,19 @@ def test_rows_on_hopper(tmp_path: Path) -> None:
     norms, routers = ["_norm_kernel", "_join_norms_kernel", "_combine_norm_kernel"], ["_scores_kernel", "_route_kernel"]
     assert [kernel["name"] for kernel in kernels] == [*norms * 3, *routers * 3, "_spread_kernel"]
     assert not any(kernel["stack"] for kernel in kernels)
+
+
+def test_several_heights_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 code for tiles of several heights fits into registers, and leaves as many programs
+    beside one another: one where rows are gated, and two where they are not."""
+    kernels = compiled("expert_compiles", tmp_path)
+    assert not any(kernel["stack"] for kernel in kernels)
+    instructions = {}
+    for module in ("experts", "shared_experts"):
+        products = [kernel for kernel in kernels if kernel["module"] == module]
+        for gated, down in zip(products[::2], products[1::2], strict=True):
+            assert gated["shared"] <= 227 * 1024
+            assert down["shared"] <= (113 if gated["rows"] <= 64 else 227) * 1024
+            instructions[module, gated["rows"]] = gated["wgmma"]
+    assert [instructions["experts", rows] for rows in (1, 16, 20, 64)] == [16, 16, 32, 48]
+    assert [instructions["shared_experts", rows] for rows in (1, 16, 20, 64)] == [32, 32, 48, 64]
