@@ -16,6 +16,10 @@ is a mean; one alone has the rows of its own draft, so there each depth has the 
 
 Limits follow from price and chances, and stand for some steps. A level that is too dear is not learnt about, nor what
 steps of another depth take, so now and then a step ignores the limits, up to one depth after another.
+
+A step with a few draft rows takes longer than its rows say: it is of another kind. So what a step would draft is left
+out if all of it together brings less than the step's own time would. And looking takes time, too, which no kind of step
+can be told by: where the drafts of some steps have hardly brought more than that, nobody looks for a while.
 """
 
 from __future__ import annotations
@@ -49,8 +53,11 @@ FIRST, WORTH = 2 / 3, 2.0
 how many checks this counts."""
 HOPE = 0.5
 """Standard deviations by which what is little known is hoped to be better."""
-LATEST = 0.1
-"""Weight of the latest PAUSE steps in the means over steps."""
+OLD = 288.0
+"""What the means of earlier steps count for beside the latest, in requests of a step."""
+LITTLE, ENOUGH = 0.03, 256
+"""Tokens that drafts bring beyond the price of their steps, per request and step: with fewer it is not worth looking
+for them. And over how many requests of steps at least that is judged."""
 FEW_ROWS = 4.0
 """Draft rows of a step that drafts, before there was one."""
 
@@ -101,6 +108,10 @@ class FoundDrafts:
         """Most levels that are worth their rows. Evidence that is not here is new."""
         self._prices = [0.0]
         """Of a draft of 0, 1, .. levels, in tokens."""
+        self._worth: dict[Evidence, list[float]] = {}
+        """Tokens that 0, 1, .. levels are expected to bring."""
+        self._charges: list[float] = []
+        """Tokens that the time of 0, 1, .. draft rows of a step would bring otherwise."""
         self._landed: list[tuple[Sequence[Span], list[Found | None], Sequence[int], float]] = []
         """Steps that were not looked at yet: what was found for each span, its accepted levels, and seconds."""
         self._accepted = self._drafted = 0.0
@@ -113,6 +124,10 @@ class FoundDrafts:
         """How often they were."""
         self._steps = self._empty = 0
         """Steps that have landed, and the last of those before which drafters had looked and found nothing."""
+        self._until, self._rest = 0, PROBE
+        """How many steps have to have landed before anybody looks again, and for how many nobody will the next time."""
+        self._brought = self._looked = 0.0
+        """Tokens beyond the price of their steps, and requests of steps, since that was judged."""
         self._rested = self._has_fixed = False
         """Of the latest plan: whether nobody had looked, and whether any request has a depth of its own."""
 
@@ -128,6 +143,8 @@ class FoundDrafts:
         was found for long, and it is tried every few steps."""
         if self._has_fixed:
             return False
+        if self._steps < self._until:
+            return True
         if self._empty >= LONG and self._steps % RARELY:
             return True
         return bool(self._limits) and not self._probes and not any(self._limits.values())
@@ -138,10 +155,27 @@ class FoundDrafts:
         if self._rested:
             return [0] * len(requests)
         weights = _weights(requests)
-        return [self._depth_of(request, each) for request, each in zip(requests, weights, strict=True)]
+        depths = [self._depth_of(request, each) for request, each in zip(requests, weights, strict=True)]
+        return [0] * len(requests) if self._loses(requests, weights, depths) else depths
+
+    def _loses(self, requests: Sequence[Request], weights: Sequence[float], depths: Sequence[int]) -> bool:
+        """Whether all that is to be drafted brings less than its step costs."""
+        if not self._charges or self._probes or self._has_fixed or min(weights) < 1.0:
+            return False
+        worth = 0.0
+        for request, depth in zip(requests, depths, strict=True):
+            if depth:
+                known = None if request.found is None else self._worth.get(_evidence(request, request.found))
+                if known is None:  # it is tried
+                    return False
+                worth += known[min(depth, len(known) - 1)]
+        return worth < self._charge(sum(depths))
+
+    def _charge(self, rows: int) -> float:
+        return self._charges[min(rows, len(self._charges) - 1)]
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
-        found = [span.request.found for span in spans]
+        found = [None if self._rested else span.request.found for span in spans]
         self._steps += 1
         if not self._rested:
             self._empty = 0 if any(each is not None and each.levels for each in found) else self._empty + 1
@@ -166,13 +200,16 @@ class FoundDrafts:
         requests = accepted = drafted = drafting = depths = 0
         latest: StepShape | None = None
         for spans, found, levels, seconds in self._landed:
-            rows = 0
+            rows, before = 0, accepted
             for span, of_span, right in zip(spans, found, levels, strict=True):
                 if span.depth and of_span is not None:
                     self._levels.setdefault(_evidence(span.request, of_span), Levels()).learn(span.depth, right)
                     rows, accepted = rows + span.depth, accepted + right
             shape = shape_of(spans)
             latest = shape if shape.requests else latest
+            if self._charges and not shape.prompt and any(each is not None for each in found):
+                self._looked += len(spans)
+                self._brought += accepted - before - (self._charge(rows) if rows else 0.0)
             self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
             _keep_paces(spans, levels, seconds)
             requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
@@ -180,13 +217,25 @@ class FoundDrafts:
             often = np.bincount([span.depth for span in spans]).tolist()
             self.figures.count(often, rows, sum(each.levels for each in found if each is not None))
         self._landed.clear()
-        self._accepted += LATEST * (accepted / max(1, requests) - self._accepted)
-        self._drafted += LATEST * (drafted / max(1, requests) - self._drafted)
+        share = requests / (requests + OLD)
+        self._accepted += share * (accepted / max(1, requests) - self._accepted)
+        self._drafted += share * (drafted / max(1, requests) - self._drafted)
         if drafting:
-            self._rows += LATEST * (drafted / drafting - self._rows)
-            self._depth += LATEST * (depths / drafting - self._depth)
+            self._rows += share * (drafted / drafting - self._rows)
+            self._depth += share * (depths / drafting - self._depth)
+        if self._looked >= ENOUGH:
+            self._judge()
         if latest is not None and self.cost.knows_decodes:
             self._set_limits(latest)
+
+    def _judge(self) -> None:
+        """Whether to go on looking."""
+        if self._brought >= LITTLE * self._looked:
+            self._rest = PROBE
+        else:
+            self._until = self._steps + self._rest
+            self._rest = min(2 * self._rest, SELDOM)
+        self._brought = self._looked = 0.0
 
     def explain(self, requests: Sequence[Request], prompt: int) -> Choice:
         depths, context = self.depths(requests), sum(map(first_row, requests))
@@ -251,12 +300,18 @@ class FoundDrafts:
         plain, drafting, *alone = self.cost.seconds(count, count + rows, depths, like.context).tolist()
         each = max(0.0, drafting - plain) / some
         whole = plain + each * count * self._drafted
-        rate = count * (1.0 + self._accepted) / whole
+        rate = max(count / plain, count * (1.0 + self._accepted) / whole)
         seconds = [each * depth for depth in range(deepest + 1)] if count > 1 else [0.0, *(s - plain for s in alone)]
         self._prices = [rate * each for each in seconds]
         self.figures.gain = (1.0 + self._accepted) * plain / whole
         for evidence, levels in self._levels.items():
-            self._limits[evidence] = self._limit(levels.chances(len(levels.right)))
+            chances = levels.chances(len(levels.right))
+            self._limits[evidence], self._worth[evidence] = self._limit(chances), list(accumulate(chances, initial=0.0))
+        self._charges = self._prices
+        if count > 1:
+            drafts = np.arange(count * deepest + 1)
+            depths = np.where(drafts, round(self._depth), 0)
+            self._charges = (rate * (self.cost.seconds(count, count + drafts, depths, like.context) - plain)).tolist()
 
     def _limit(self, chances: Sequence[float], weight: float = 1.0) -> int:
         """How many of these levels bring the most tokens beyond their price. weight: what each counts for."""
