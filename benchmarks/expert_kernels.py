@@ -23,6 +23,8 @@ EXPERT_CALLS = 12
 SHARED_SIZES = {"V2-Lite": (64, 6, 2048, 1408, 2816), "GLM-4.5-Air": (128, 8, 4096, 1408, 1408)}
 """Experts, those that a row chooses, width, inner width, and the shared MLP's."""
 STAGES = ("router", "sort", "gate and up", "down", "sum")
+ROUTINGS = ("uniform", "skewed", "same")
+"""Half of the skewed rows choose among an eighth of the experts, and all of the last kind the same."""
 
 
 def draw(outputs: int, inputs: int) -> torch.Tensor:
@@ -38,16 +40,16 @@ class ExpertLayer:
         self.router = draw(EXPERTS, WIDTH)
 
     def calls(
-        self, rows: int, skewed: bool, heights: Heights | None = None
+        self, rows: int, routing: str, heights: Heights | None = None
     ) -> tuple[dict[str, list[Callable[[], object]]], float]:
         """Each stage's calls and those of all stages together, and the mean number of experts that a call reads.
         heights: of tiles, but for "all"; None: as chosen."""
-        made = [self._launches(rows, skewed, heights) for _ in range(EXPERT_CALLS)]
+        made = [self._launches(rows, routing, heights) for _ in range(EXPERT_CALLS)]
         read = sum(experts for _, experts in made) / len(made)
         return {name: [launches[name] for launches, _ in made] for name in (*STAGES, "all")}, read
 
     def _launches(
-        self, rows: int, skewed: bool, heights: Heights | None
+        self, rows: int, routing: str, heights: Heights | None
     ) -> tuple[dict[str, Callable[[], object]], int]:
         from stridelm.kernels.expert_pairs import several_heights, tile_pairs
         from stridelm.kernels.experts import expert_parts, multiply
@@ -55,12 +57,14 @@ class ExpertLayer:
         from stridelm.kernels.router_scores import scores
         from stridelm.kernels.triton_router import combine, route
 
-        routing = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)
+        chooses = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)
         x = torch.randn(rows, WIDTH, device="cuda").bfloat16()
         logits = torch.randn(rows, EXPERTS, device="cuda")
-        if skewed:
+        if routing == "skewed":
             logits[: rows // 2, : EXPERTS // 8] += 100
-        chosen, weights = route(logits, routing)
+        if routing == "same":
+            logits[:] = logits[0].clone()
+        chosen, weights = route(logits, chooses)
         sort = partial(tile_pairs, chosen, EXPERTS, several_heights if heights is None else lambda *_: heights)
         order = sort()
         inner = x.new_empty(order.places, INNER)
@@ -68,11 +72,11 @@ class ExpertLayer:
         flat = parts.view(-1, WIDTH)
 
         def together() -> object:
-            route(scores(x, self.router, None), routing)
+            route(scores(x, self.router, None), chooses)
             return combine(expert_parts(x, chosen, self.gate_up, self.down, "silu"), weights)
 
         launches: dict[str, Callable[[], object]] = {
-            "router": lambda: route(scores(x, self.router, None), routing),
+            "router": lambda: route(scores(x, self.router, None), chooses),
             "sort": sort,
             "gate and up": lambda: multiply(x, self.gate_up, order, EACH, inner, "silu"),
             "down": lambda: multiply(inner, self.down, order, EACH, flat, None),
@@ -87,8 +91,8 @@ def experts(settings: Settings) -> Section:
 
     layer, found = ExpertLayer(), []
     for rows in settings.expert_rows:
-        for skewed in (False, True):
-            calls, read = layer.calls(rows, skewed)
+        for routing in ROUTINGS:
+            calls, read = layer.calls(rows, routing)
             pairs = rows * EACH
             # Rows are read once, each pair's gated row is written and read, and so is its part of the sum.
             moved = read * EXPERT_BYTES + 2 * (rows * WIDTH * 2 + pairs * 2 * (INNER + WIDTH))
@@ -99,7 +103,7 @@ def experts(settings: Settings) -> Section:
             found.append(
                 {
                     "rows": rows,
-                    "skewed": skewed,
+                    "routing": routing,
                     "experts_read": read,
                     "us": us,
                     "bytes_floor_us": bytes_us,
@@ -118,7 +122,7 @@ def experts_table(found: list[dict[str, Any]]) -> Table:
     for row in found:
         table.add_row(
             str(row["rows"]),
-            "skewed" if row["skewed"] else "uniform",
+            row["routing"],
             f"{row['experts_read']:.0f}",
             *(f"{row['us'][name]:.1f}" if name in row["us"] else "-" for name in names),
             f"{row['bytes_floor_us']:.1f}",
@@ -203,7 +207,7 @@ def tried_tiles(layer: ExpertLayer, rows: int) -> list[dict[str, Any]]:
                     patches.enter_context(mock.patch.object(experts, "choose_tile", return_value=tile))
                 try:
                     only = None if tile is None else Heights(height, 1)
-                    us = graph_us(layer.calls(rows, skewed=False, heights=only)[0][stage], 2)
+                    us = graph_us(layer.calls(rows, "uniform", only)[0][stage], 2)
                 except (RuntimeError, OutOfResources):  # too much shared memory
                     continue
             name = "as chosen" if tile is None else f"{(height, *tile[:4])}{' unsorted' if limit else ''}"

@@ -20,7 +20,8 @@ gemma, a sliding layer (heads of 256, window 512) and a full one (heads of 512) 
 experts, shapes of Qwen3-30B-A3B (128 experts of 2,048 x 768, 8 of them chosen, bfloat16), in microseconds:
   router    scores and choice; sort; gate and up; down; sum. `all` is the five in one graph, the router's included.
   floor     the larger of two: reading the chosen experts and reading and writing rows at the given bandwidth, and the
-            products at the given rate. `skewed`: half of the rows choose among an eighth of the experts.
+            products at the given rate. `skewed`: half of the rows choose among an eighth of the experts;
+            `same`: all choose the same.
 
 shared_experts, the experts' products and those of the MLP that all rows share, in sizes of DeepSeek-V2-Lite and
 GLM-4.5-Air, in microseconds: in launches of their own, and in the same two.
