@@ -42,7 +42,7 @@ own, and in shared ones.
 
 latent_shapes, the same decode steps with other block sizes and numbers of programs, as in `shapes`.
 
-expert_tiles, the products of `experts` with other tiles (outputs, pairs, inputs, warps, stages), sorted and unsorted:
+expert_tiles, the products of `experts` with other tiles (pairs, outputs, inputs, warps, stages), sorted and unsorted:
 the default choice and the five best.
 
 fp8, products with weights in eight bits, scales by block, shapes of Llama-3.1-8B and of Qwen3-30B-A3B, in microseconds:

@@ -215,7 +215,7 @@ def tile_pairs(chosen_NK: torch.Tensor, experts: int, heights_of: HeightsOf = se
 def most(count: int, experts: int, heights: Heights) -> tuple[int, int]:
     """Tiles and places that so many pairs have at most, however they are distributed."""
     used, (least, _) = min(count, experts), heights
-    # An expert's last tile has less than twice as many places as pairs, unless it is one of the least, and lacks less
-    # than one of the tallest.
+    # An expert's last tile has less than twice as many places as pairs, unless it is one of the least, and fewer empty
+    # places than one of the tallest has places.
     places = min(2 * count + least * used, count + (heights.tallest - 1) * used)
     return min(count, count // heights.tallest + used), places

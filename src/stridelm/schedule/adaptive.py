@@ -139,7 +139,7 @@ class Adaptive:
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         self._by_found = self.found.serves(requests) and (self._by_found or not others.asked)
         if self._by_found:
-            return self.found.depths(requests)
+            return self.found.depths(requests, further=bool(others.asked))
         self._reads = bool(others.joining) and self.cost.knows_decodes
         if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)

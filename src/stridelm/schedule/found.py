@@ -8,7 +8,7 @@ decoding's.
 Rows are drafted as long as they bring more than the tokens that their time would bring otherwise: their price. With t
 the time of R requests' plain step, p what a row adds to it, and, per request and step, n rows drafted and a accepted,
 
-    rate = R (1 + a) / (t + p R n),  price of a row = p rate
+    rate = R (1 + a) / (t + p R n), at least R / t,  price of a row = p rate
 
 With these prices tokens over time are the most (Dinkelbach 1967): they grow with the rate that they bring about. What
 takes which time the cost table says (schedule/step_cost.py). Of many requests any number of rows come together, and p
@@ -18,8 +18,9 @@ Limits follow from price and chances, and stand for some steps. A level that is 
 steps of another depth take, so now and then a step ignores the limits, up to one depth after another.
 
 A step with a few draft rows takes longer than its rows say: it is of another kind. So what a step would draft is left
-out if all of it together brings less than the step's own time would. And looking takes time, too, which no kind of step
-can be told by: where the drafts of some steps have hardly brought more than that, nobody looks for a while.
+out if all of it together brings less than the additional time would bring otherwise. Looking takes time, too, which no
+kind of step shows: where drafts have hardly brought more than that, nobody looks for a while, unless all requests are
+others by then, or more or fewer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from itertools import accumulate
 import numpy as np
 
 from stridelm.schedule.depth_figures import Choice, DepthFigures
+from stridelm.schedule.probes import are_about_as_many
 from stridelm.schedule.rows import decoded_rows, first_row
 from stridelm.schedule.step_cost import StepCost, middle
 from stridelm.schedule.step_shape import StepShape, shape_of
@@ -57,7 +59,7 @@ OLD = 288.0
 """What the means of earlier steps count for beside the latest, in requests of a step."""
 LITTLE, ENOUGH = 0.03, 256
 """Tokens that drafts bring beyond the price of their steps, per request and step: with fewer it is not worth looking
-for them. And over how many requests of steps at least that is judged."""
+for them. And over how many requests, counted in every step, that is judged at least."""
 FEW_ROWS = 4.0
 """Draft rows of a step that drafts, before there was one."""
 
@@ -112,6 +114,8 @@ class FoundDrafts:
         """Tokens that 0, 1, .. levels are expected to bring."""
         self._charges: list[float] = []
         """Tokens that the time of 0, 1, .. draft rows of a step would bring otherwise."""
+        self._charged = 0
+        """For how many requests these are."""
         self._landed: list[tuple[Sequence[Span], list[Found | None], Sequence[int], float]] = []
         """Steps that were not looked at yet: what was found for each span, its accepted levels, and seconds."""
         self._accepted = self._drafted = 0.0
@@ -126,6 +130,8 @@ class FoundDrafts:
         """Steps that have landed, and the last of those before which drafters had looked and found nothing."""
         self._until, self._rest = 0, PROBE
         """How many steps have to have landed before anybody looks again, and for how many nobody will the next time."""
+        self._resting: set[Request] = set()
+        """Those for whom nobody looks until then."""
         self._brought = self._looked = 0.0
         """Tokens beyond the price of their steps, and requests of steps, since that was judged."""
         self._rested = self._has_fixed = False
@@ -139,8 +145,8 @@ class FoundDrafts:
 
     @property
     def rests(self) -> bool:
-        """Whether nobody need look: whatever may be found is not worth its rows, and it is no time to try; or nothing
-        was found for long, and it is tried every few steps."""
+        """Whether nobody need look: whatever may be found is not worth its rows, and it is no time to try; or it was
+        hardly worth looking; or nothing was found for long, and it is tried every few steps."""
         if self._has_fixed:
             return False
         if self._steps < self._until:
@@ -149,27 +155,38 @@ class FoundDrafts:
             return True
         return bool(self._limits) and not self._probes and not any(self._limits.values())
 
-    def depths(self, requests: Sequence[Request]) -> list[int]:
-        self._has_fixed = any(not request.adaptive and len(request.rows_by_depth) > 1 for request in requests)
-        self._rested = self.rests
+    def depths(self, requests: Sequence[Request], *, further: bool = False) -> list[int]:
+        """further: a plan has asked for others before."""
+        if not further:
+            self._rested, self._has_fixed = self.rests, False
+        self._has_fixed |= any(not request.adaptive and len(request.rows_by_depth) > 1 for request in requests)
+        return self._depths(requests)
+
+    def _depths(self, requests: Sequence[Request]) -> list[int]:
         if self._rested:
-            return [0] * len(requests)
+            return [0 if request.adaptive else len(request.rows_by_depth) - 1 for request in requests]
         weights = _weights(requests)
         depths = [self._depth_of(request, each) for request, each in zip(requests, weights, strict=True)]
-        return [0] * len(requests) if self._loses(requests, weights, depths) else depths
+        if self._has_fixed or min(weights) < 1.0 or not self._loses(requests, depths):
+            return depths
+        # Where nobody has looked there is room for what may be found.
+        return [depth if request.found is None else 0 for request, depth in zip(requests, depths, strict=True)]
 
-    def _loses(self, requests: Sequence[Request], weights: Sequence[float], depths: Sequence[int]) -> bool:
-        """Whether all that is to be drafted brings less than its step costs."""
-        if not self._charges or self._probes or self._has_fixed or min(weights) < 1.0:
+    def _loses(self, requests: Sequence[Request], depths: Sequence[int]) -> bool:
+        """Whether all that was found and is to be drafted brings less than its step costs."""
+        if self._probes or not self._knows_charges(len(requests)):
             return False
-        worth = 0.0
+        worth, rows = 0.0, 0
         for request, depth in zip(requests, depths, strict=True):
-            if depth:
-                known = None if request.found is None else self._worth.get(_evidence(request, request.found))
+            if depth and request.found is not None:
+                known = self._worth.get(_evidence(request, request.found))
                 if known is None:  # it is tried
                     return False
-                worth += known[min(depth, len(known) - 1)]
-        return worth < self._charge(sum(depths))
+                worth, rows = worth + known[min(depth, len(known) - 1)], rows + depth
+        return worth < self._charge(rows)
+
+    def _knows_charges(self, requests: int) -> bool:
+        return bool(self._charges) and are_about_as_many(requests, self._charged)
 
     def _charge(self, rows: int) -> float:
         return self._charges[min(rows, len(self._charges) - 1)]
@@ -177,6 +194,8 @@ class FoundDrafts:
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         found = [None if self._rested else span.request.found for span in spans]
         self._steps += 1
+        if self._steps < self._until and not self._are_resting(spans):
+            self._until, self._rest, self._resting = 0, PROBE, set()
         if not self._rested:
             self._empty = 0 if any(each is not None and each.levels for each in found) else self._empty + 1
         self._landed.append((spans, found, accepted, seconds))
@@ -192,12 +211,17 @@ class FoundDrafts:
             if len(self._landed) >= PAUSE:
                 self.settle()
 
+    def _are_resting(self, spans: Sequence[Span]) -> bool:
+        """Whether these are about as many as those for whom nobody looks, and some of them."""
+        same = are_about_as_many(len(spans), len(self._resting))
+        return same and any(span.request in self._resting for span in spans)
+
     def settle(self) -> None:
         """Look at all steps that have landed, and set limits anew."""
         if not self._landed:
             return
         self._compare()
-        requests = accepted = drafted = drafting = depths = 0
+        requests = accepted = drafted = drafting = asked = depths = 0
         latest: StepShape | None = None
         for spans, found, levels, seconds in self._landed:
             rows, before = 0, accepted
@@ -207,43 +231,46 @@ class FoundDrafts:
                     rows, accepted = rows + span.depth, accepted + right
             shape = shape_of(spans)
             latest = shape if shape.requests else latest
-            if self._charges and not shape.prompt and any(each is not None for each in found):
+            if self._knows_charges(len(spans)) and not shape.prompt and any(each is not None for each in found):
                 self._looked += len(spans)
                 self._brought += accepted - before - (self._charge(rows) if rows else 0.0)
             self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
             _keep_paces(spans, levels, seconds)
             requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
             drafting, depths = drafting + bool(rows), depths + shape.depth
+            asked += len(spans) if rows else 0
             often = np.bincount([span.depth for span in spans]).tolist()
             self.figures.count(often, rows, sum(each.levels for each in found if each is not None))
+        spans = self._landed[-1][0]
         self._landed.clear()
         share = requests / (requests + OLD)
         self._accepted += share * (accepted / max(1, requests) - self._accepted)
         self._drafted += share * (drafted / max(1, requests) - self._drafted)
         if drafting:
+            share = asked / (asked + OLD)
             self._rows += share * (drafted / drafting - self._rows)
             self._depth += share * (depths / drafting - self._depth)
         if self._looked >= ENOUGH:
-            self._judge()
+            self._judge(spans)
         if latest is not None and self.cost.knows_decodes:
             self._set_limits(latest)
 
-    def _judge(self) -> None:
-        """Whether to go on looking."""
-        if self._brought >= LITTLE * self._looked:
+    def _judge(self, spans: Sequence[Span]) -> None:
+        """Whether to go on looking. spans: of the latest step."""
+        if self._brought >= LITTLE * self._looked or self._empty >= LONG:  # then it is done every few steps
             self._rest = PROBE
         else:
-            self._until = self._steps + self._rest
+            self._until, self._resting = self._steps + self._rest, {span.request for span in spans}
             self._rest = min(2 * self._rest, SELDOM)
         self._brought = self._looked = 0.0
 
     def explain(self, requests: Sequence[Request], prompt: int) -> Choice:
-        depths, context = self.depths(requests), sum(map(first_row, requests))
+        depths, context = self._depths(requests), sum(map(first_row, requests))
         step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         known = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice(
             depths,
-            probes=self._probes,
+            probes=self._probes and not self._rested,
             least=self._prices[-1] / max(1, len(self._prices) - 1),
             chances=[self._chances_of(request) for request in requests],
             seconds=self.cost.one(step) if known else None,
@@ -307,7 +334,7 @@ class FoundDrafts:
         for evidence, levels in self._levels.items():
             chances = levels.chances(len(levels.right))
             self._limits[evidence], self._worth[evidence] = self._limit(chances), list(accumulate(chances, initial=0.0))
-        self._charges = self._prices
+        self._charges, self._charged = self._prices, count
         if count > 1:
             drafts = np.arange(count * deepest + 1)
             depths = np.where(drafts, round(self._depth), 0)

@@ -19,6 +19,7 @@ TILES = (
     (Heights(16, 3), PairTile(64, 128, warps=4, stages=4, tall_stages=3)),
     (Heights(32, 1), PairTile(64, 64, warps=4, stages=4, tall_stages=4)),
     (Heights(64, 1), PairTile(64, 64, warps=4, stages=4, tall_stages=4)),
+    (Heights(128, 1), PairTile(128, 64, warps=8, stages=3, tall_stages=3)),
     (Heights(32, 3), PairTile(128, 64, warps=8, stages=4, tall_stages=3)),
 )
 """Of every kind that may be chosen, alone and together."""

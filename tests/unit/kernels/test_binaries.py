@@ -16,9 +16,11 @@ from stridelm.kernels import fp8, products
 from stridelm.kernels.plain_fp8 import quantised
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.kernels.triton_step import TritonStepOps
+from stridelm.models.layers.expert_products import GroupedExperts
 from stridelm.models.layers.fp8_experts import GroupedFP8Experts
 from stridelm.sample.rows import Rows
 from support.checks.edit_kernels import Case, make_case
+from support.checks.experts import Case as DenseExperts
 from support.checks.fp8 import ExpertsCase
 from support.checks.layout_kernel import check_layout
 from support.checks.source_choice import CLASS_OF_LENGTH, random_tables
@@ -86,6 +88,7 @@ def multiply() -> None:
         fp8.product(x, stored, torch.ones(64, 1), None)
         case = ExpertsCase(rows, 5, 2, 128, 256, "block", torch.float32, "cpu")
         case.run(GroupedFP8Experts(case.layer), TritonOps())
+        DenseExperts(rows, 5, 2, 128, 256, torch.float16).run(GroupedExperts(), TritonOps())
 
 
 def kinds(found: Binaries) -> dict[tuple[object, ...], int]:

@@ -64,7 +64,9 @@ def test_combine(dtype: torch.dtype, width: int) -> None:
 
 @INTERPRETED
 @pytest.mark.parametrize("block", [16, 1024])
-@pytest.mark.parametrize(("count", "each", "number"), [(5, 2, 3), (9, 8, 128), (70, 3, 5), (60, 4, 4), (40, 2, 2)])
+@pytest.mark.parametrize(
+    ("count", "each", "number"), [(5, 2, 3), (9, 8, 128), (70, 3, 5), (60, 4, 4), (40, 2, 2), (120, 1, 4), (200, 1, 2)]
+)
 def test_sort(count: int, each: int, number: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs that are looked at in one block and in several; tiles of every height."""
     monkeypatch.setattr(expert_pairs, "SORT_BLOCK", block)
@@ -83,7 +85,7 @@ def test_experts(count: int, skewed: bool) -> None:
 @pytest.mark.parametrize("inner", [40, 200])
 @pytest.mark.parametrize("count", [1, 4, 5, 20, 64])
 def test_shared_in_the_same_launches(count: int, inner: int) -> None:
-    """Sorted pairs and unsorted ones, one tile of rows and several; a shared width of one tile and of several."""
+    """Sorted pairs and unsorted ones, tiles of rows of every height; a shared width of one tile and of several."""
     check_with_shared(Case(count, 6, 2, 72, 136, DTYPE), inner)
 
 
@@ -101,7 +103,7 @@ def test_high_tiles() -> None:
 
 @INTERPRETED
 def test_bits_of_every_tile() -> None:
-    check_tiles(Case(9, 4, 2, 136, 72, DTYPE))
+    check_tiles(Case(70, 4, 2, 136, 72, DTYPE, skewed=True))
 
 
 @INTERPRETED

@@ -158,8 +158,8 @@ def test_few_drafts_do_not_change_a_step_of_many() -> None:
 
 
 def test_nobody_looks_for_what_brings_little() -> None:
-    """One draft in twenty steps of eight requests: it is worth its rows, and not what looking takes, which steps of no
-    kind tell of. A text that repeats itself more is found out about."""
+    """One draft in six steps of eight requests: it is worth its rows, and not what looking takes, which no kind of step
+    shows. A text that repeats itself more is found out about."""
     texts = Texts(cheap, chances={SURE: 0.5}, found=0.02)
     texts.run(20 * PAUSE)
     rests = []
@@ -260,10 +260,46 @@ def test_where_a_prompt_ends_nobody_has_looked() -> None:
     assert {evidence: list(levels.checks) for evidence, levels in texts.policy.found._levels.items()} == known
 
 
-def test_looks_seldom_where_there_is_nothing() -> None:
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_other_requests_are_looked_at(count: int) -> None:
+    """However little was found for others: when all of these have gone, or are twice as many."""
+    for change in ("all are others", "there are more"):
+        texts = Texts(cheap, count, chances={SURE: 0.3}, found=0.02)
+        texts.run(20 * PAUSE)
+        while not texts.policy.rests:
+            texts.run(1)
+        texts.chances[SURE], texts.found = 0.95, 0.5
+        others = Texts(cheap, 2 * count if change == "there are more" else count).requests
+        texts.requests = others if change == "all are others" else [*texts.requests, *others[count:]]
+        texts.count = len(texts.requests)
+        texts.run(2)
+        assert any(texts.run(PAUSE)[SURE]), change
+
+
+def test_a_prompt_that_ends_does_not_change_what_is_drafted() -> None:
+    """Nobody has looked for its request, so there is room for all; the others draft what they would without it, and
+    `explain` says so."""
+    texts = Texts(of_two_kinds, 32, {SURE: 0.95})
+    for found in (0.6, 0.03) * 40:
+        texts.found = found
+        texts.run(8)
+    for request in texts.requests:
+        request.found = Found(0, 0)
+    texts.requests[3].found = Found(DEPTH, SURE)
+    newcomer = Request("", [0] * 9, SamplingParams(), Speculation(drafter="ngram"), (0, 1, 2), adaptive=True)
+    newcomer.looks_ahead = True
+    policy = texts.policy
+    assert policy.depths(texts.requests) == [0] * 32
+    assert policy.depths([newcomer], Others(asked=32)) == [2]
+    choice = policy.explain([*texts.requests, newcomer])
+    assert choice is not None and list(choice.depths) == [*[0] * 32, 2]
+
+
+@pytest.mark.parametrize("looks", [3 * LONG, 5 * LONG, 8 * LONG + 7])
+def test_looks_seldom_where_there_is_nothing(looks: int) -> None:
     """A text that repeats nothing: every fourth step is enough to find out when it does."""
     texts = Texts(cheap, found=0.0)
-    texts.run(3 * LONG)
+    texts.run(looks)
     rests = []
     for _ in range(40):
         rests.append(texts.policy.rests)
