@@ -111,7 +111,7 @@ def _multiply(
 ) -> None:
     """What `experts.multiply` writes, and the shared product, gated if there is an activation."""
     (rows, inputs), shared_outputs = shared.x.shape, shared.y.shape[1]
-    outputs, device = y.shape[1], y.device
+    outputs, device, height = y.shape[1], y.device, tile_height(rows)
     shared_tiles = triton.cdiv(shared_outputs, 64)
     tile = choose_tile(order, outputs, activation is not None, device, beside=shared_tiles)
     assert tile.outputs == 64 and rows <= MAX_ROWS
@@ -121,7 +121,7 @@ def _multiply(
         order.pairs,
         order.table,
         y,
-        TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [tile_height(rows), tile.inputs]),
+        TensorDescriptor(shared.x, [rows, inputs], [inputs, 1], [height, tile.inputs]),
         described(shared.weight, tile.outputs, tile.inputs),
         shared.y,
         rows,
@@ -131,7 +131,7 @@ def _multiply(
         shared_outputs,
         each,
         tile.outputs,
-        tile_height(rows),
+        height,
         tile.inputs,
         *order.heights,
         tile.stages,

@@ -233,7 +233,7 @@ class FoundDrafts:
             latest = shape if shape.requests else latest
             if self._knows_charges(len(spans)) and not shape.prompt and any(each is not None for each in found):
                 self._looked += len(spans)
-                self._brought += accepted - before - (self._charge(rows) if rows else 0.0)
+                self._brought += accepted - before - self._charge(rows)
             self.cost.note(shape, seconds, None if shape.prompt else shape.depth)
             _keep_paces(spans, levels, seconds)
             requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
@@ -241,7 +241,8 @@ class FoundDrafts:
             asked += len(spans) if rows else 0
             often = np.bincount([span.depth for span in spans]).tolist()
             self.figures.count(often, rows, sum(each.levels for each in found if each is not None))
-        spans = self._landed[-1][0]
+        if self._looked >= ENOUGH:
+            self._judge()
         self._landed.clear()
         share = requests / (requests + OLD)
         self._accepted += share * (accepted / max(1, requests) - self._accepted)
@@ -250,16 +251,15 @@ class FoundDrafts:
             share = asked / (asked + OLD)
             self._rows += share * (drafted / drafting - self._rows)
             self._depth += share * (depths / drafting - self._depth)
-        if self._looked >= ENOUGH:
-            self._judge(spans)
         if latest is not None and self.cost.knows_decodes:
             self._set_limits(latest)
 
-    def _judge(self, spans: Sequence[Span]) -> None:
-        """Whether to go on looking. spans: of the latest step."""
+    def _judge(self) -> None:
+        """Whether to go on looking."""
         if self._brought >= LITTLE * self._looked or self._empty >= LONG:  # then it is done every few steps
             self._rest = PROBE
         else:
+            spans = self._landed[-1][0]
             self._until, self._resting = self._steps + self._rest, {span.request for span in spans}
             self._rest = min(2 * self._rest, SELDOM)
         self._brought = self._looked = 0.0
