@@ -1,7 +1,7 @@
 """Scheduling: a queue, and a planner that picks the next step from it without changing it. CPU only, no tensors.
 
-adaptive.py, rates.py and step_cost.py are not imported here: their compiled loops load Numba, which not every process
-needs.
+adaptive.py, rates.py, step_cost.py and what they use are not imported here: their compiled loops load Numba, which not
+every process needs.
 """
 
 from stridelm.schedule.depth import Configured, DepthPolicy

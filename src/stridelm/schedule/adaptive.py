@@ -28,6 +28,7 @@ import numpy as np
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Readers
+from stridelm.schedule.counts import stair
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import deepest_of, own_depths, sums
@@ -38,7 +39,7 @@ from stridelm.schedule.probes import DEEPEST, SOONEST, Chosen, Load, Loads, are_
 from stridelm.schedule.rates import Rates
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.rows import decoded_rows, first_row, has_prompt
-from stridelm.schedule.step_cost import StepCost, stair
+from stridelm.schedule.step_cost import StepCost
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace
 from stridelm.types import Request, Span

@@ -31,10 +31,11 @@ from itertools import accumulate
 
 import numpy as np
 
+from stridelm.schedule.counts import middle
 from stridelm.schedule.depth_figures import Choice, DepthFigures
 from stridelm.schedule.probes import are_about_as_many
 from stridelm.schedule.rows import decoded_rows, first_row
-from stridelm.schedule.step_cost import StepCost, middle
+from stridelm.schedule.step_cost import StepCost
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.urgency import keep_pace, weight
 from stridelm.types import Found, Request, Span

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stridelm.schedule.counts import stair
 from stridelm.schedule.depth_loops import NEVER
-from stridelm.schedule.step_cost import stair
 
 SOONEST, LATEST, AGAIN = 8, 512, 4
 """Steps between two probes, and by what they are divided when one changes something."""

@@ -10,8 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from stridelm.schedule.counts import middle, stair
+from stridelm.schedule.decode_times import OUTLIER
 from stridelm.schedule.prompt_rows import LONGEST, PATIENCE, Timed
-from stridelm.schedule.step_cost import OUTLIER, StepCost, middle, stair
+from stridelm.schedule.step_cost import StepCost
 from stridelm.schedule.step_shape import StepShape
 
 BASE, EACH = 0.008, 22e-6
