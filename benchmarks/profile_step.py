@@ -32,13 +32,14 @@ def main() -> int:
     parser.add_argument("--mode", default="captured")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--layers", type=int, help="default: the model's")
     args = parser.parse_args()
     shape = SHAPES[args.model]
     settings = Settings(
         tuple(map(int, args.batch.split(","))),
         args.prompt,
         args.output,
-        shape.config["num_hidden_layers"],
+        args.layers or shape.config["num_hidden_layers"],
         1,
         (args.mode,),
         (args.decoding,),
@@ -47,7 +48,7 @@ def main() -> int:
         quantization=args.quantization,
     )
     with tempfile.TemporaryDirectory() as folder:
-        shape.write(folder)
+        shape.write(folder, settings.layers)
         engine = open_engine(folder, write_heads(Path(folder), settings), args.mode, settings)
         console = Console(width=150)
         for batch in settings.batch:
