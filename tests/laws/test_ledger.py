@@ -109,7 +109,7 @@ class Requests(RuleBasedStateMachine):
             owed = one.known - one.computed
             real = self.rng.randint(1, owed)
             span = Span(one, one.computed, real, draft=drafts if real == owed else 0, decides=real == owed)
-            need = self.ledger.missing(one, span.end)
+            need = self.ledger.pages_for(span.end) - self.ledger.table_length(one)
             if need <= spare:
                 spare -= need
                 spans.append(span)
@@ -245,6 +245,11 @@ def corrupt_hold(ledger: Ledger, one: Request) -> None:
 
 def corrupt_table(ledger: Ledger, one: Request) -> None:
     ledger.table(one, "main").pop()
+    ledger._leases[one.id].length -= 1
+
+
+def corrupt_length(ledger: Ledger, one: Request) -> None:
+    ledger._leases[one.id].length += 1
 
 
 def corrupt_lease(ledger: Ledger, one: Request) -> None:
@@ -257,6 +262,7 @@ def corrupt_lease(ledger: Ledger, one: Request) -> None:
         (corrupt_count, r"page group main: free 2 \+ cached 0 \+ held 3 != total 6"),
         (corrupt_hold, r"page 1 held 2 times, in 1 tables"),
         (corrupt_table, r"page 3 held 1 times, in 0 tables"),
+        (corrupt_length, r"a table of 3 pages and should have 4"),
         (corrupt_lease, r"leases without a running request: stray"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

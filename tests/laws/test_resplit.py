@@ -227,7 +227,7 @@ class Traffic:
     def step(self) -> None:
         one = self.rng.choice(self.running)
         real = self.rng.randint(1, one.known - one.computed)
-        missing = self.ledger.missing(one, one.computed + real)
+        missing = self.ledger.pages_for(one.computed + real) - self.ledger.table_length(one)
         if missing > min(self.ledger.available()):
             return
         start = one.computed

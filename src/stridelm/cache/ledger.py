@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from stridelm.cache.pages import Pages
 from stridelm.cache.prefix import extend, followed
@@ -28,9 +29,13 @@ class Lease:
     """What one running request holds."""
 
     tables: dict[str, list[int]]
-    """Page group -> page table; 0 where the window has passed. All tables have the same length."""
+    """Page group -> page table; 0 where the window has passed."""
+    length: int
+    """Of each table."""
     left: dict[str, int]
     """Page group -> number of leading pages that its window has passed."""
+    stamp: int
+    """Another one whenever a table has changed; no two leases ever have the same."""
     names: list[bytes] = field(default_factory=list)
     named: int = 0
     """Number of leading pages that have been made findable by their names."""
@@ -63,6 +68,7 @@ class Ledger:
         self.windows = {group: (windows or {}).get(group) for group in groups}
         self._is_windowed = any(self.windows.values())
         self._leases: dict[str, Lease] = {}
+        self._stamps = count(1)
         self._waiting_names: dict[str, list[bytes]] = {}
         self.peak = 0
         """Maximum number of pages held at once, over all groups. To measure a run, set it to zero first."""
@@ -78,14 +84,10 @@ class Ledger:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def missing(self, request: Request, end: int) -> int:
-        """Pages to add to each group's table so that they cover storage [0, end)."""
-        return max(0, self.pages_for(end) - self._covered(request))
-
-    def _covered(self, request: Request) -> int:
-        """Length of the request's tables, pages that a window has passed included."""
+    def table_length(self, request: Request) -> int:
+        """Of each of the request's page tables, pages that a window has passed included."""
         lease = self._leases.get(request.id)
-        return len(next(iter(lease.tables.values()))) if lease else 0
+        return lease.length if lease else 0
 
     def most_held(self, tokens: int, rows: int = 1) -> PageCounts:
         """Maximum pages that a request holds at once until it has `tokens` tokens, run `rows` rows at a time."""
@@ -97,7 +99,7 @@ class Ledger:
         """How many more pages of each group the request will hold after `pages` are added to its tables."""
         if not self._is_windowed:
             return PageCounts((pages,) * len(self._pages))
-        more = self.to_come(request, (self._covered(request) + pages) * self.page_size)
+        more = self.to_come(request, (self.table_length(request) + pages) * self.page_size)
         return PageCounts(min(pages, each) for each in more)
 
     def to_come(self, request: Request, tokens: int, rows: int = 1) -> PageCounts:
@@ -179,7 +181,8 @@ class Ledger:
         assert request.id not in self._leases and request.computed == 0
         length, hit = self._hit(request)
         left = {group: self._passed(group, length * self.page_size) for group in hit}
-        lease = Lease(hit, left, self._waiting_names.pop(request.id, []), named=length, followed=length)
+        names = self._waiting_names.pop(request.id, [])
+        lease = Lease(hit, length, left, next(self._stamps), names, named=length, followed=length)
         for group in hit:
             for page in lease.pages(group):
                 self._pages[group].share(page)
@@ -197,7 +200,7 @@ class Ledger:
         """Commit for one request: its next `rows` storage indices now hold its own tokens."""
         request.computed += rows
         lease = self._leases[request.id]
-        if self._prefix_caching:
+        if self._prefix_caching and request.computed // self.page_size > lease.followed:
             self._name_full_pages(request, lease)
         self.trim(request)
 
@@ -233,25 +236,40 @@ class Ledger:
 
     # Page operations, for the transaction.
 
-    def grow(self, request: Request, end: int) -> None:
+    def grow(self, request: Request, end: int) -> Lease:
         """Extend the request's tables to cover storage [0, end)."""
-        missing = self.missing(request, end)
-        for group, table in self._leases[request.id].tables.items():
-            table.extend(self._pages[group].take(missing))
+        lease = self._leases[request.id]
+        missing = self.pages_for(end) - lease.length
+        if missing > 0:
+            for group, table in lease.tables.items():
+                table.extend(self._pages[group].take(missing))
+            lease.length += missing
+            lease.stamp = next(self._stamps)
+        return lease
 
     def trim(self, request: Request) -> None:
         """Give back the pages after the last computed token and the rows in flight after it, and those that windows
         have passed."""
-        keep = self.pages_for(request.computed + request.rows_in_flight)
         lease = self._leases[request.id]
+        keep = self.pages_for(request.computed + request.rows_in_flight)
+        if keep < lease.length:
+            for group, table in lease.tables.items():
+                self._pages[group].drop(reversed(table[keep:]))
+                del table[keep:]
+            lease.length = keep
+            lease.stamp = next(self._stamps)
+        if self._is_windowed:
+            self._leave_behind(request, lease)
+
+    def _leave_behind(self, request: Request, lease: Lease) -> None:
+        """Give back the pages that windows have passed."""
         for group, table in lease.tables.items():
-            self._pages[group].drop(reversed(table[keep:]))
-            del table[keep:]
             old, left = lease.left[group], self._passed(group, request.computed)
             if left > old:
                 self._pages[group].drop(table[old:left])
                 table[old:left] = [0] * (left - old)
                 lease.left[group] = left
+                lease.stamp = next(self._stamps)
 
     def table(self, request: Request, group: str) -> list[int]:
         return self._leases[request.id].tables[group]
@@ -280,6 +298,7 @@ class Ledger:
         if renamed:
             for lease in self._leases.values():
                 lease.tables[group][:] = [renamed.get(page, page) for page in lease.tables[group]]
+                lease.stamp = next(self._stamps)
         return renamed
 
     def flush(self) -> None:
@@ -313,7 +332,13 @@ class Ledger:
             for request in running:
                 if request.id not in self._leases:
                     continue
-                left, table = self._passed(group, request.computed), self._leases[request.id].tables[group]
+                lease = self._leases[request.id]
+                left, table = self._passed(group, request.computed), lease.tables[group]
+                if len(table) != lease.length:
+                    raise RuntimeError(
+                        f"page group {group}: request {request.id} has a table of {len(table)} pages and should have "
+                        f"{lease.length}"
+                    )
                 if any(table[:left]) or not all(table[left:]):
                     raise RuntimeError(
                         f"page group {group}: request {request.id} with {request.computed} computed "

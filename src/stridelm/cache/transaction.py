@@ -13,18 +13,23 @@ from typing import Protocol
 from stridelm.types import Request, Span
 
 
+class Held(Protocol):
+    """The part of a lease that a transaction uses."""
+
+    tables: dict[str, list[int]]
+    stamp: int
+
+
 class Books(Protocol):
     """The part of the ledger that a transaction uses."""
 
-    def grow(self, request: Request, end: int) -> None: ...
+    def grow(self, request: Request, end: int) -> Held: ...
 
     def trim(self, request: Request) -> None: ...
 
     def advance(self, request: Request, rows: int) -> None: ...
 
-    def table(self, request: Request, group: str) -> list[int]: ...
-
-    def lease(self, request: Request) -> object | None: ...
+    def lease(self, request: Request) -> Held | None: ...
 
 
 class Transaction:
@@ -34,22 +39,22 @@ class Transaction:
         self._ledger = ledger
         self._open = False
         self._held = False
-        self._leases: list[object | None] = []
+        self.leases: list[Held] = []
+        """Of each span's request, as it was opened."""
 
     def open(self) -> Transaction:
         """Take pages up to every span's bound, and count the spans' rows as in flight."""
-        assert not self._open and not self._leases, "a transaction opens once"
+        assert not self._open and not self.leases, "a transaction opens once"
         for span in self.spans:
-            self._ledger.grow(span.request, span.end)
+            self.leases.append(self._ledger.grow(span.request, span.end))
             span.request.rows_in_flight += span.rows
             span.request.tokens_in_flight += span.decides
-        self._leases = [self._ledger.lease(span.request) for span in self.spans]
         self._open = True
         return self
 
     def tables(self, group: str) -> list[list[int]]:
         """Page table of each span's request, long enough for the span's bound."""
-        return [self._ledger.table(span.request, group) for span in self.spans]
+        return [lease.tables[group] for lease in self.leases]
 
     def hold(self) -> None:
         """Stay open beyond the `with` block: the step is in flight."""
@@ -74,7 +79,7 @@ class Transaction:
         return alive
 
     def _current(self) -> list[bool]:
-        return [self._ledger.lease(span.request) is lease for span, lease in zip(self.spans, self._leases, strict=True)]
+        return [self._ledger.lease(span.request) is lease for span, lease in zip(self.spans, self.leases, strict=True)]
 
     def _take_off(self, span: Span) -> None:
         span.request.rows_in_flight -= span.rows

@@ -66,6 +66,8 @@ class PageTables:
         self.tables = {group: torch.zeros(slots + 1, width, dtype=torch.int32, device=device) for group in groups}
         self._copied: dict[str, list[list[int]]] = {group: [[] for _ in range(slots)] for group in groups}
         """Page group -> for each slot, the pages that the device has."""
+        self._stamps = [0] * slots
+        """For each slot, the stamp of the lease they are from."""
 
     def of(self, slots_R: torch.Tensor) -> Tables:
         """These requests' rows."""
@@ -73,17 +75,20 @@ class PageTables:
 
     def update(self, spans: tuple[Span, ...], transaction: Transaction) -> None:
         """Bring the rows of a step's requests up to date, with one small copy per group that has changes."""
+        leases = [(span.request.slot, lease) for span, lease in zip(spans, transaction.leases, strict=True)]
+        changed = {slot: lease for slot, lease in leases if lease.stamp != self._stamps[slot]}
         for group, target in self.tables.items():
             copied, changes = self._copied[group], []
-            for span, pages in zip(spans, transaction.tables(group), strict=True):
-                slot = span.request.slot
-                have = copied[slot]
+            for slot, lease in changed.items():
+                have, pages = copied[slot], lease.tables[group]
                 if have != pages:
                     changes += _changes(slot, have, pages)
                     copied[slot] = list(pages)
             if changes:
                 packed = upload(np.array(changes, dtype=np.int64).T, target.device)
                 target.index_put_((packed[0], packed[1]), packed[2].to(torch.int32))
+        for slot, lease in changed.items():
+            self._stamps[slot] = lease.stamp
 
 
 def _changes(slot: int, have: list[int], want: list[int]) -> list[tuple[int, int, int]]:

@@ -38,8 +38,8 @@ class PageView(Protocol):
         """Length of a table that covers storage [0, tokens)."""
         ...
 
-    def missing(self, request: Request, end: int) -> int:
-        """Pages to add to each of the request's current tables so that they cover storage [0, end)."""
+    def table_length(self, request: Request) -> int:
+        """Of each of the request's current tables, in pages; 0 if it waits."""
         ...
 
     def growth(self, request: Request, pages: int) -> PageCounts:

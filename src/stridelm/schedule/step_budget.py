@@ -21,12 +21,14 @@ class Allocation:
     request: Request
     start: int
     uncomputed: int
-    hit: int = 0
-    """Pages in the prefix hit of a waiting request: they need not be added."""
+    held: int
+    """Pages that need not be added: those in each table, or in the prefix hit of a waiting request."""
     idle: PageCounts | None = None
     """The pages of the hit that no request holds: taken when the request first gets rows."""
     real: int = 0
     depth: int = 0
+    rows: int = 0
+    """Real rows, and those of a draft of this depth."""
     pages: int = 0
     """Pages added to each table."""
     following: int = 0
@@ -35,16 +37,11 @@ class Allocation:
     """Levels that the request may draft; None where the depth policy was not asked."""
 
     @property
-    def rows(self) -> int:
-        return self.real + self.request.rows_by_depth[self.depth]
-
-    @property
     def decides(self) -> bool:
         return self.real == self.uncomputed
 
     def span(self, follow: Follow) -> Span:
-        request = self.request
-        draft = request.rows_by_depth[self.depth]
+        request, draft = self.request, self.rows - self.real
         return Span(request, self.start, self.real, self.depth, draft, self.decides, request.behind, follow)
 
 
@@ -64,13 +61,13 @@ class StepBudget:
     def open(self, request: Request) -> Allocation:
         """An empty allocation for a running request."""
         start = first_row(request)
-        return Allocation(request, start, uncomputed_rows(request, start))
+        return Allocation(request, start, uncomputed_rows(request, start), self.view.table_length(request))
 
     def open_waiting(self, request: Request) -> Allocation:
         """An empty allocation for a waiting request, which would start after its prefix hit."""
         hit, idle = self.view.match(request)
         assert 0 <= hit < request.known, f"prefix hit of {hit} tokens leaves request {request.id} no row to run"
-        return Allocation(request, hit, request.known - hit, self.view.missing(request, hit), idle)
+        return Allocation(request, hit, request.known - hit, self.view.pages_for(hit), idle)
 
     def lacking(self, allocation: Allocation, rows: int) -> PageCounts:
         """Pages missing, at most 0 if none are, for the allocation to have `rows` rows in all."""
@@ -102,18 +99,19 @@ class StepBudget:
 
     def take(self, allocation: Allocation, real: int, depth: int) -> bool:
         """Widen the allocation to `real` rows and the draft of `depth`, if rows and pages allow."""
-        more_rows = real + allocation.request.rows_by_depth[depth] - allocation.rows
-        if more_rows > self.rows:
+        rows = real + allocation.request.rows_by_depth[depth]
+        if rows - allocation.rows > self.rows:
             return False
-        pages = self._pages(allocation, allocation.rows + more_rows)
+        pages = self._pages(allocation, rows)
         if pages != allocation.pages or allocation.idle is not None:  # usually a row fits into the last page
             more = self._more(allocation, pages)
             if not self.pages.cover(more):
                 return False
             self.pages -= more
-        self.rows -= more_rows
+        self.rows -= rows - allocation.rows
         self.reading -= real - allocation.real
-        allocation.real, allocation.depth, allocation.pages, allocation.idle = real, depth, pages, None
+        allocation.real, allocation.depth, allocation.rows = real, depth, rows
+        allocation.pages, allocation.idle = pages, None
         return True
 
     def look_ahead(self, allocation: Allocation) -> None:
@@ -132,7 +130,7 @@ class StepBudget:
         If the next step will be short of pages, the request must hold and need as many then as if neither this step nor
         one in flight drafted for it: its rows stay on the page of its last token.
         """
-        if self.pages.cover(self.pages.all(0)):
+        if min(self.pages) >= 0:
             return self.take(allocation, allocation.real, depth)
         request = allocation.request
         rows = allocation.real + request.rows_by_depth[depth]
@@ -140,7 +138,7 @@ class StepBudget:
         if rows - allocation.rows > self.rows or self.view.pages_for(end) > self.view.pages_for(bound):
             return False
         self.rows -= rows - allocation.rows
-        allocation.depth = depth
+        allocation.depth, allocation.rows = depth, rows
         return True
 
     def promised(self, allocation: Allocation) -> PageCounts:
@@ -156,8 +154,7 @@ class StepBudget:
         return growth if allocation.idle is None else growth + allocation.idle
 
     def _pages(self, allocation: Allocation, rows: int) -> int:
-        end = allocation.start + rows + allocation.following
-        return self.view.missing(allocation.request, end) - allocation.hit
+        return max(0, self.view.pages_for(allocation.start + rows + allocation.following) - allocation.held)
 
     def _more(self, allocation: Allocation, pages: int) -> PageCounts:
         """Pages to take from each group for the allocation to have `pages` in all."""

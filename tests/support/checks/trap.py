@@ -48,6 +48,7 @@ class Spoiler:
             finally:
                 for row, index, page in self.undo:
                     row[index] = page
+                    self._stamp(plan.spans)
 
         return spoiled
 
@@ -58,6 +59,13 @@ class Spoiler:
 
         return spoiled
 
+    def _stamp(self, spans: tuple[Span, ...]) -> None:
+        """Tables of the ledger have changed."""
+        for span in spans:
+            lease = self.engine.ledger.lease(span.request)
+            if lease is not None:
+                lease.stamp = next(self.engine.ledger._stamps)
+
     def _spoil(self, spans: tuple[Span, ...]) -> None:
         if self.page is None:
             return
@@ -67,6 +75,7 @@ class Spoiler:
         row = table if self.where == "ledger" else self.engine.pages.tables["full"][victim.slot]
         self.undo.append((row, index, int(row[index])))
         row[index] = self.page
+        self._stamp(spans)
         self.message = (
             f"request {victim.id}, layer 0, page group full: entry {index} of its page table is page {self.page}; "
             f"the group has pages 1 to {PAGES}."

@@ -109,7 +109,7 @@ class Load:
         self.ledger.check(self.queue.running)
 
     def land(self, plan: StepPlan, transaction: Transaction) -> None:
-        here = [transaction._ledger.lease(s.request) is t for s, t in zip(plan.spans, transaction._leases, strict=True)]
+        here = [transaction._ledger.lease(s.request) is t for s, t in zip(plan.spans, transaction.leases, strict=True)]
         reals = [
             span.request.known - span.request.computed if span.decides and alive else span.real
             for span, alive in zip(plan.spans, here, strict=True)

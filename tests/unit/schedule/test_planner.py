@@ -49,8 +49,8 @@ class SimulatedCache:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def missing(self, request: Request, end: int) -> int:
-        return max(0, self.pages_for(end) - len(self.tables.get(request.id, ())))
+    def table_length(self, request: Request) -> int:
+        return len(self.tables.get(request.id, ()))
 
     def growth(self, request: Request, pages: int) -> PageCounts:
         return PageCounts((pages,))
@@ -63,6 +63,9 @@ class SimulatedCache:
         return len(pages) * self.page_size, PageCounts((sum(self.holders[page] == 0 for page in pages),))
 
     # How the engine applies a plan.
+
+    def missing(self, request: Request, end: int) -> int:
+        return max(0, self.pages_for(end) - self.table_length(request))
 
     def admit(self, request: Request) -> None:
         pages = self._hit(request)

@@ -33,8 +33,8 @@ class Pages:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def missing(self, request: Request, end: int) -> int:
-        return max(0, self.pages_for(end) - self.tables.get(request.id, 0))
+    def table_length(self, request: Request) -> int:
+        return self.tables.get(request.id, 0)
 
     def growth(self, request: Request, pages: int) -> PageCounts:
         return PageCounts((pages,))
