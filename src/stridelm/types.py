@@ -175,9 +175,10 @@ class Follow(enum.Enum):
     """Nothing: a later step computes their entries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
-    """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows after them.
+    """What one step runs for one request: `real` rows from `computed` on, and room for `draft` rows after them. Never
+    changed once made; not frozen, since that makes the hundreds that a plan may have take three times as long.
 
     `decides` means that the real rows reach the last known token, so that the span emits at least one token.
     """

@@ -17,6 +17,8 @@ from stridelm.engine.roster import Roster
 from stridelm.engine.stats import count_acceptance
 from stridelm.types import Request, Span, StepOutput
 
+NOTHING = OfTokens()
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -48,21 +50,20 @@ class Emitter:
         roster, stats = self._roster, self._roster.stats
         stats.steps += 1
         stats.rows += rows
-        for i, span in enumerate(spans):
-            if not alive[i]:
+        results = zip(spans, alive, outcome.tokens, outcome.accepted, outcome.reached, outcome.drafted, strict=True)
+        for i, (span, here, tokens, accepted, reached, drafted) in enumerate(results):
+            if not here:
                 continue
             request = span.request
-            counts = (outcome.accepted[i], outcome.reached[i], outcome.drafted[i])
-            count_acceptance(request, *counts, outcome.sources[i])
-            stats.drafted += outcome.drafted[i]
-            stats.accepted += outcome.accepted[i]
-            if not outcome.tokens[i]:
+            if drafted or reached:
+                count_acceptance(request, accepted, reached, drafted, outcome.sources[i])
+                stats.drafted += drafted
+                stats.accepted += accepted
+            if not tokens:
                 continue
             had = len(request.output_ids)
             try:
-                output = self._emit_span(
-                    request, outcome.tokens[i], outcome.accepted[i], extras.get(i, OfTokens()), now
-                )
+                output = self._emit_span(request, tokens, accepted, extras.get(i, NOTHING), now)
             except Exception as error:
                 del request.output_ids[had:]  # they were never emitted
                 output = roster.fail(request, error)
@@ -78,12 +79,10 @@ class Emitter:
     ) -> StepOutput:
         first = not request.output_ids
         taken, end = 0, None
-        for token in tokens:
-            request.output_ids.append(token)
+        while taken < len(tokens) and end is None:
+            request.output_ids.append(tokens[taken])
+            end = self._end_at(request, tokens[taken])
             taken += 1
-            end = self._end_at(request, token)
-            if end is not None:
-                break
         stats = request.stats
         stats.steps += 1
         stats.first_token_s = stats.first_token_s or now
@@ -116,11 +115,10 @@ class Emitter:
         """Why this token, the output's last so far, ends the output; None if it does not."""
         params, count = request.params, len(request.output_ids)
         if count > params.min_tokens:
-            silent = not params.include_stop_str_in_output
-            if token == self._eos_id and not params.ignore_eos:  # needs no stop reason
-                return _End("stop", None, silent)
-            if token in request.stop_ids or (token in self._roster.eos_ids and not params.ignore_eos):
-                return _End("stop", token, silent)
+            is_own = token == self._eos_id and not params.ignore_eos
+            if is_own or token in request.stop_ids or (token in self._roster.eos_ids and not params.ignore_eos):
+                # The tokenizer's own end needs no stop reason.
+                return _End("stop", None if is_own else token, silent=not params.include_stop_str_in_output)
         guide = self._roster.sampling.guide(request.slot)
         if guide is not None:
             guide.catch_up()

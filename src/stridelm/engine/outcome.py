@@ -37,13 +37,7 @@ class Reading:
         return self._table.arrived
 
     def outcome(self) -> Outcome:
-        table = self._table.values().tolist()
-        return Outcome(
-            tokens=[row[7 : 7 + row[0]] for row in table],
-            kept=[row[1] for row in table],
-            drafted=[row[2] for row in table],
-            accepted=[row[3] for row in table],
-            reached=[row[4] for row in table],
-            reals=[row[5] for row in table],
-            sources=[row[6] for row in table],
-        )
+        table = self._table.values()
+        counts, kept, drafted, accepted, reached, reals, sources = table[:, :7].T.tolist()
+        tokens = [row[:count] for row, count in zip(table[:, 7:].tolist(), counts, strict=True)]
+        return Outcome(tokens, kept, drafted, accepted, reached, reals, sources)

@@ -71,13 +71,18 @@ def ways_of(spans: Sequence[Span], *, whole: bool = False) -> Ways | None:
     may, whatever was chosen; the bounds on rows cut off what is too deep."""
     first = spans[0].request
     idle = spans[0].follow is Follow.LATER or any(map(catches_up, spans))
-    likes = {id(span.request.speculation): span.request for span in spans}
+    likes: dict[int, Request] = {}
+    depths: dict[int, int] = {}
+    for span in spans:
+        request = span.request
+        key = id(request.speculation)
+        if key not in likes:
+            likes[key], depths[key] = request, span.depth
+        elif span.depth > depths[key]:
+            depths[key] = span.depth
     rules = {_rule(like.speculation) for like in likes.values()}
     if len(rules) > 1 or (first.all_or_nothing and len({like.speculation for like in likes.values()}) > 1):
         return None
-    depths = dict.fromkeys(likes, 0)
-    for span in spans:
-        depths[id(span.request.speculation)] = max(depths[id(span.request.speculation)], span.depth)
     found: dict[Speculation, tuple[Way, Request]] = {}
     keys: dict[int, Speculation] = {}
     host_rows = host_depth = 0

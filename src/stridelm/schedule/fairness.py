@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from stridelm.types import Request
 
@@ -32,7 +33,7 @@ def in_turn(running: Sequence[Request], lines: Mapping[str, Sequence[Request]]) 
     for request in running:
         served.append((_turn(request, places[request.tenant]), request))
         places[request.tenant] += 1
-    served.sort(key=lambda item: item[0])
+    served.sort(key=itemgetter(0))
     return served, _newcomers(places, lines)
 
 

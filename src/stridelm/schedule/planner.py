@@ -100,7 +100,7 @@ class Planner:
             follows = self.waits.of(served, lambda: self.depths.drafts(len(queue.running) + coming))
             if self.waits.apart or not any(allocation.request.behind for allocation in served):
                 for allocation in served:
-                    if not allocation.request.behind:
+                    if allocation.allowed and not allocation.request.behind:
                         _deepen(allocation, budget)
         spans = tuple(allocation.span(follow) for allocation, follow in zip(served, follows, strict=True))
         entering = tuple(allocation.request for allocation in admitted)
@@ -286,9 +286,7 @@ def _look_ahead(served: list[Allocation], running: set[Request], budget: StepBud
 
 
 def _deepen(allocation: Allocation, budget: StepBudget) -> None:
-    """Allocate the deepest usable draft to a request that has all its real rows."""
-    if allocation.request.all_or_nothing or not allocation.decides:
-        return
+    """Allocate the deepest usable draft to a request that may have one."""
     for depth in range(_useful(allocation), 0, -1):
         if budget.draft(allocation, depth):
             return

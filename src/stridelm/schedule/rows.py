@@ -116,8 +116,10 @@ def useful_depth(request: Request) -> int:
 
 def most_output(request: Request) -> float:
     """Maximum number of output tokens that the request can reach."""
-    limits = (request.params.max_tokens, request.room)
-    return min((limit for limit in limits if limit is not None), default=math.inf)
+    asked, room = request.params.max_tokens, request.room
+    if asked is None:
+        return math.inf if room is None else room
+    return asked if room is None else min(asked, room)
 
 
 def longest(request: Request, max_length: int) -> int:
