@@ -52,13 +52,17 @@ def count_acceptance(request: Request, accepted: int, reached: int, drafted: int
     stats.drafted += drafted
     stats.accepted += accepted
     for at, upto in ((stats.accepted_at, accepted), (stats.reached_at, reached)):
-        at.extend([0] * (upto - len(at)))
+        if upto > len(at):
+            at.extend([0] * (upto - len(at)))
         for position in range(upto):
             at[position] += 1
     if not drafted:
         return
     if source < len(request.sources):
-        counts = stats.by_source.setdefault(request.sources[source], DraftCounts())
+        name = request.sources[source]
+        counts = stats.by_source.get(name)
+        if counts is None:
+            counts = stats.by_source[name] = DraftCounts()
         counts.drafts += 1
         counts.drafted += drafted
         counts.accepted += accepted
