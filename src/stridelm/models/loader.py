@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,7 +22,7 @@ from stridelm.models.files import DTYPES, read_headers, read_tensors
 from stridelm.models.kv_scales import is_kv_scale
 from stridelm.models.layers.compiled import make_ready
 from stridelm.models.layers.decoder import Decoder
-from stridelm.models.layers.hf import text_part
+from stridelm.models.layers.hf import EXTRA_MODULES, text_part
 from stridelm.models.layers.linear import Storable, WeightFormat
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
@@ -48,8 +48,9 @@ SHOWN_BYTES = 2**30
 """Minimum bytes of weights whose loading shows a bar: fewer are loaded before one could be read."""
 DRAWN_ROWS = 4096
 """Of an eight-bit matrix that is drawn at random, at once."""
-EXTRA_TENSORS = re.compile(r"model\.mtp_layers\.|mtp\.|model\.layers\.(?P<layer>\d+)\.")
-"""How checkpoints name the tensors of MTP modules: separately, or as layers after the last one."""
+LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
+OF_MODULE = re.compile(rf"model\.mtp_layers\.|mtp\.|{LAYER.pattern}(?:enorm|hnorm|eh_proj|shared_head)\.")
+"""Tensors that only MTP modules have, which checkpoints name separately or as layers after the last one."""
 
 
 def load_config(path: str | Path) -> Any:
@@ -219,11 +220,14 @@ def _shares(model: Decoder, loading: Loading | None) -> dict[str, Split]:
 def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapping[str, Split]) -> None:
     """Fill a model with memory of its own from the files, a tensor at a time and no more of it than its share."""
 
-    def wanted(name: str) -> bool:
-        return not ignorable(name, model)
+    headers = {name: header.nbytes for name, header in read_headers(path)}
+    ignorable = ignorable_of(model, headers)
 
-    headers = ((name, header.nbytes) for name, header in read_headers(path) if wanted(name))
-    total = sum(nbytes // (shares[name].world if name in shares else 1) for name, nbytes in headers)
+    def wanted(name: str) -> bool:
+        return not ignorable(name)
+
+    sizes = ((name, nbytes) for name, nbytes in headers.items() if wanted(name))
+    total = sum(nbytes // (shares[name].world if name in shares else 1) for name, nbytes in sizes)
     began = time.perf_counter()
     with bar("loading weights", total, "bytes", least=SHOWN_BYTES) as advance:
         # Take the device from a parameter, which knows which GPU "cuda" is; safetensors takes it for the first.
@@ -232,7 +236,7 @@ def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapp
     seconds = max(time.perf_counter() - began, 1e-9)
     rate = size(int(total / seconds))
     logger.info("%s of weights read from %s in %.1f s, %s/s", size(total), path, seconds, rate)
-    beside = Counter(part for name, _ in read_headers(path) if (part := model.part_beside(name)) is not None)
+    beside = Counter(part for name in headers if (part := model.part_beside(name)) is not None)
     if beside:
         left_out = ", ".join(f"{part} ({count})" for part, count in sorted(beside.items()))
         logger.info("only the text part of %s is served; tensors left out: %s", path, left_out)
@@ -251,8 +255,9 @@ def format_names(model: nn.Module) -> list[str]:
 def check_headers(model: Decoder, loading: Loading | None, path: Path) -> None:
     """Raise ValueError for a checkpoint whose tensors do not fit a model on the meta device, by their names, shapes and
     dtypes."""
-    headers = read_headers(path)
-    fill(model, headers if loading is None else loading.stream(headers), path, lambda name: ignorable(name, model))
+    headers = dict(read_headers(path))
+    read = iter(headers.items())
+    fill(model, read if loading is None else loading.stream(read), path, ignorable_of(model, headers))
 
 
 def parameter_bytes(model: Decoder, dtype: torch.dtype) -> dict[str, int]:
@@ -381,14 +386,27 @@ def fill(
         remedy = "copy both from the model again"
         if any(str(torch.float8_e4m3fn) in text for text in unsupported):
             remedy += ", with config.json's quantization_config if weights are in eight bits"
+        if any(map(OF_MODULE.match, unexpected)):
+            remedy += f", or let config.json declare all MTP modules that are there ({' or '.join(EXTRA_MODULES)})"
         raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}; {remedy}")
 
 
-def ignorable(name: str, model: Decoder) -> bool:
-    """Whether a tensor may be skipped: files carry redundant ones, and declared extra modules have their own."""
-    if name.endswith("rotary_emb.inv_freq") or (model.spec.tied and name == "lm_head.weight"):
-        return True
-    if model.leaves_out(name):
-        return True
-    extra = EXTRA_TENSORS.match(name) if model.spec.extra_modules else None
-    return extra is not None and (extra["layer"] is None or int(extra["layer"]) >= model.spec.num_layers)
+def ignorable_of(model: Decoder, names: Iterable[str]) -> Callable[[str], bool]:
+    """Which of a checkpoint's tensors, all of whose names are given, may be skipped: files carry redundant ones, and
+    declared extra modules have their own."""
+    spec = model.spec
+    found = {int(match["layer"]) for name in names if (match := OF_MODULE.match(name)) and match["layer"]}
+    # Where config.json has too few layers, the next one of the model must not pass for a module.
+    modules = found & set(range(spec.num_layers, spec.num_layers + spec.extra_modules))
+
+    def ignorable(name: str) -> bool:
+        if name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight"):
+            return True
+        if model.leaves_out(name):
+            return True
+        layer = LAYER.match(name)
+        if layer is not None:
+            return int(layer["layer"]) in modules
+        return spec.extra_modules > 0 and OF_MODULE.match(name) is not None
+
+    return ignorable

@@ -81,6 +81,34 @@ def test_only_declared_modules_are_passed_over(form: MtpForm, name: str, tmp_pat
     with pytest.raises(ValueError, match="unexpected: ") as error:
         load_model(path)
     assert name.rpartition(".")[0] in str(error.value)
+    assert "or let config.json declare all MTP modules that are there (num_nextn_predict_layers or" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "modules", "stripped"),
+    [("deepseek", 1, False), ("deepseek", 2, False), ("deepseek", 1, True), ("mimo", 1, False), ("qwen", 1, False)],
+)
+def test_a_layer_too_many_is_no_module(form: MtpForm, modules: int, stripped: bool, tmp_path: Path) -> None:
+    """However many are declared, wherever their tensors are, and if there are none."""
+    path = write_mtp(tmp_path, form, modules, num_hidden_layers=3)
+    if stripped:
+        file = path / "model.safetensors"
+        kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("model.layers.3.")}
+        save_file(kept, file, metadata={"format": "pt"})
+    load_model(path)
+    config = json.loads((path / "config.json").read_text())
+    config.update(num_hidden_layers=2, layer_types=config["layer_types"][:2])
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"unexpected: .*model\.layers\.2\."):
+        load_model(path)
+
+
+def test_more_modules_than_declared(tmp_path: Path) -> None:
+    path = write_mtp(tmp_path, "deepseek", 2)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1, "num_mtp_layers": 1}))
+    with pytest.raises(ValueError, match=r"unexpected: model\.layers\.3\.eh_proj.* declare all MTP modules"):
+        load_model(path)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.eh_proj.weight", "model.extra.weight", "amtp.fc.weight"])
