@@ -18,6 +18,7 @@ from stridelm.cli.main import main
 from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
 from stridelm.train.export import load_for_training
 from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, write_fp8
+from support.checkpoints.heads import write_mtp
 from support.checks.eight_bit_kv import write_scaled
 from support.oracles.fp8 import check_fp8
 
@@ -224,6 +225,30 @@ def test_cards_without_eight_bits(stored: Callable[..., Path], monkeypatch: pyte
     monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
     with pytest.raises(ValueError, match=r"need a GPU of compute capability 8\.9 or later; give the checkpoint"):
         load_model(stored("llama-biases", "block"), device="cuda:0")
+
+
+@pytest.mark.parametrize("variant", ["llama-biases", "modules"])
+def test_cards_without_eight_bits_are_inspected(
+    stored: Callable[..., Path],
+    variant: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The reason is that of the engine. A GPU that is not here is not asked."""
+    if variant == "modules":
+        path = write_fp8(tmp_path / "q", write_mtp(tmp_path / "m", "deepseek", model_type="deepseek_v3"), "block")
+    else:
+        path = stored(variant, "block")
+    inspect = ["inspect", str(path), "--memory", "24", "--json"]
+    assert main(inspect) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["why_not"] is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, able in (((8, 0), False), ((8, 9), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, answer=capability: answer)
+        assert main(inspect) == 0
+        why_not = json.loads(capsys.readouterr().out)["memory"]["why_not"]
+        assert why_not is None if able else "need a GPU of compute capability 8.9 or later" in why_not
 
 
 def test_training_starts_from_dense_weights(stored: Callable[..., Path]) -> None:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from stridelm.values import number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stridelm.draft.base import TargetInfo
+    from stridelm.draft.base import Drafter, TargetInfo
     from stridelm.models.layers.decoder import Decoder
 
 RELEVANT = (
@@ -87,7 +88,8 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
     import torch
 
     from stridelm.builtin import builtin_path
-    from stridelm.engine.load import describe_target, resolve_device
+    from stridelm.draft.settle import settle
+    from stridelm.engine.load import check_drafters, check_given, describe_target, resolve_device
     from stridelm.models.files import read_headers
     from stridelm.models.loader import build_stored, check_headers, format_names, load_config
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
@@ -99,6 +101,11 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
     model, loading = build_stored(hf_config, path, quantization=config.quantization)
     weights = dict(read_headers(path))
     check_headers(model, loading, path)
+    check_given(target, len(config.drafter_models))
+    chosen = settle(config.speculation, target).drafter or ""
+    anywhere = replace(target, device=torch.device("cpu"))
+    check_drafters(config, anywhere, model, chosen)
+    here = target if torch.cuda.is_available() else anywhere  # of a GPU that is not here, only the memory is known
     return {
         "model": str(path),
         "architecture": (getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
@@ -109,12 +116,12 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
         "stored": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
         "weight_bytes": sum(tensor.nbytes for tensor in weights.values()),
         "kv_bytes_per_token": _kv_bytes(model),
-        "memory": _memory(config, target, model, memory),
+        "memory": _memory(config, target, here, model, memory, chosen),
         "tokenizer": any((path / name).is_file() for name in VOCABULARY_FILES),
         "eos_token_ids": list(checkpoint_eos_ids(path)),
         "mask_token_ids": list(target.mask_token_ids),
         "auto": _automatic(target),
-        "drafters": _drafters(target),
+        "drafters": _drafters(here, model),
     }
 
 
@@ -164,19 +171,24 @@ def _kv_bytes(model: Decoder) -> dict[str, int]:
     return {**found, "fp8": bytes_per_token(in_eight_bits(states), torch.float32)}
 
 
-def _memory(config: EngineConfig, target: TargetInfo, model: Decoder, memory: float | None) -> dict[str, Any]:
-    """How an engine would fill a device, and why it would not start there."""
+def _memory(
+    config: EngineConfig, target: TargetInfo, here: TargetInfo, model: Decoder, memory: float | None, drafter: str
+) -> dict[str, Any]:
+    """How an engine with this default drafter would fill a device, and why it would not start there. here: the target
+    on a device that can be asked what it computes."""
     from stridelm.cache.pool import free_memory
-    from stridelm.draft.settle import settle
+    from stridelm.engine.load import check_drafters
     from stridelm.engine.memory import profile_memory
-    from stridelm.models.loader import resolve_dtype
+    from stridelm.models.loader import formats_of, resolve_dtype
 
     dtype = resolve_dtype(config.dtype, target.config, target.device)
-    drafter = settle(config.speculation, target).drafter or ""
     free = free_memory(target.device) if memory is None else int(memory * 2**30)
     profile = profile_memory(config, target, model, dtype, free, drafter, captures=target.device.type == "cuda")
     why_not = None
     try:
+        for form in formats_of(model):
+            form.check(here.device)
+        check_drafters(config, here, model, drafter)
         profile.check()
     except ValueError as error:
         why_not = str(error)
@@ -201,7 +213,7 @@ def _automatic(target: TargetInfo) -> str:
     return settle(Speculation(), target).drafter or ""
 
 
-def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
+def _drafters(target: TargetInfo, model: Decoder) -> list[dict[str, Any]]:
     """Every registered drafter: whether it can serve this model, or why not, and its options."""
     from stridelm.draft import DRAFTERS
     from stridelm.verify import RULES
@@ -210,7 +222,7 @@ def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
     found = []
     for name in DRAFTERS:
         drafter = DRAFTERS.get(name)
-        reason = drafter.why_not(target)
+        reason = drafter.why_not(target) or _misfit(drafter, target, model)
         able = {rule for rule in rules.values() if rule.works_with(drafter.rules, drafter.branches)}
         usable = sorted(rule.name for rule in able if not rule.simulated)
         read = (DRAFTERS.options(name), *map(RULES.options, usable))
@@ -227,6 +239,15 @@ def _drafters(target: TargetInfo) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _misfit(drafter: type[Drafter], target: TargetInfo, model: Decoder) -> str | None:
+    """Why the weights of a drafter that can serve the target cannot be loaded; None if they can."""
+    try:
+        drafter.check_weights(target, model)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _model_table(facts: dict[str, Any]) -> Table:

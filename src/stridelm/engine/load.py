@@ -79,8 +79,7 @@ def load(config: EngineConfig, shard: Shard = ONE, *, elastic: bool = True) -> L
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
     empty, _ = build_stored(hf_config, path, shard, config.quantization)
-    for name in dict.fromkeys((chosen, *list(target.heads)[: len(config.drafter_models)])):
-        DRAFTERS.get(name).check_weights(target, empty)
+    check_drafters(config, target, empty, chosen)
     states = target_states(config, empty, path, device)
     attention.check(states, dtype)
     captures = device.type == "cuda" and attention.reads_device
@@ -166,6 +165,20 @@ def check_given(target: TargetInfo, named: int) -> None:
         reason = DRAFTERS.get(name).why_not(target)
         if reason:
             raise ValueError(f"drafter_model: {reason}")
+
+
+def check_drafters(config: EngineConfig, target: TargetInfo, model: Decoder, chosen: str) -> None:
+    """Raise ValueError, saying how to serve without them, if the weights of the default drafter, or those that the user
+    named, do not fit by their files' headers. model: the target on the meta device; `check_given` has no objection."""
+    named = list(target.heads)[: len(config.drafter_models)]
+    for name in dict.fromkeys((chosen, *named)):
+        kind = DRAFTERS.get(name)
+        try:
+            kind.check_weights(target, model)
+        except ValueError as error:
+            drafter = kind.weights_of(target) or name
+            remedy = "leave it out of drafter_model" if drafter in named else "drafter='none' serves without it"
+            raise ValueError(f"drafter {drafter!r} cannot be loaded: {error}; {remedy}") from error
 
 
 def resolve_device(name: str) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from stridelm import LLM
 from stridelm.builtin import builtin_path
 from stridelm.cache.layout import bytes_per_token
 from stridelm.cli import main as entry_point
@@ -20,6 +22,8 @@ from stridelm.draft.whose import heads_of
 from stridelm.models import MODELS, loader
 from stridelm.models.files import DTYPES
 from stridelm.verify import RULES
+from support.checkpoints.fp8 import write_fp8
+from support.checkpoints.heads import write_mtp
 from support.checkpoints.models import SMALL_OF
 from support.oracles.models import VARIANTS
 
@@ -203,3 +207,41 @@ def test_what_would_not_load_is_said_without_loading(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err and captured.err.count("\n") == 1
+
+
+EXPERT = "model.layers.2.mlp.experts.3.up_proj."
+BROKEN_MODULES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "one of two": (
+        lambda t: [t.pop(name) for name in list(t) if name.startswith("model.layers.3.")],
+        "missing: model.layers.3.eh_proj.weight",
+    ),
+    "no expert": (lambda t: t.pop(f"{EXPERT}weight"), f"missing: {EXPERT}weight"),
+    "no scale": (lambda t: t.pop(f"{EXPERT}weight_scale_inv"), f"missing: {EXPERT}weight_scale_inv"),
+    "short scale": (
+        lambda t: t.update({f"{EXPERT}weight_scale_inv": torch.ones(7, 7)}),
+        f"{EXPERT}weight_scale_inv is [7, 7], config.json says [1, 1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_MODULES)
+def test_modules_that_would_not_load(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is the engine's own, and says whose weights they are and how to serve without them; then the drafter
+    is told to be of no use."""
+    source = write_mtp(tmp_path / "source", "deepseek", 2, model_type="deepseek_v3")
+    path = write_fp8(tmp_path / "stored", source, "block")
+    spoil, says = BROKEN_MODULES[what]
+    tensors = load_file(path / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        LLM(str(path), skip_tokenizer_init=True, num_pages=20)
+    assert str(error.value).startswith("drafter 'mtp' cannot be loaded: ")
+    assert str(error.value).endswith("; drafter='none' serves without it")
+    capsys.readouterr()
+    assert entry_point.main(["inspect", str(path)]) == 2
+    assert capsys.readouterr() == ("", f"stride: error: {error.value}\n")
+    assert entry_point.main(["inspect", str(path), "--drafter", "none", "--json"]) == 0
+    drafters = {drafter["name"]: drafter for drafter in json.loads(capsys.readouterr().out)["drafters"]}
+    assert not drafters["mtp"]["usable"] and says in drafters["mtp"]["why_not"]
+    assert len(LLM(str(path), drafter="none", skip_tokenizer_init=True, num_pages=20).generate([5])) == 1
