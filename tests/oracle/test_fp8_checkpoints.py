@@ -178,7 +178,10 @@ def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     return path
 
 
+E4M3 = torch.float8_e4m3fn
 DOWN = "model.layers.0.mlp.down_proj."
+NORM = "model.norm.weight"
+ONLY_MATRICES = rf"{NORM} in .*/llama-whole-blocks-block is \[256\] in float8_e4m3fn, but only matrices can be"
 SPOILED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "no scale": (lambda t: t.pop(f"{DOWN}weight_scale_inv"), rf"missing: {DOWN}weight_scale_inv"),
     "no weight": (lambda t: t.pop(f"{DOWN}weight"), rf"missing: {DOWN}weight; unexpected: {DOWN}weight_scale_inv"),
@@ -192,7 +195,16 @@ SPOILED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     ),
     "a dense tensor in a fused matrix": (
         lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(384, 256)}),
-        r"gate_proj.weight is quantised and model.layers.1.mlp.up_proj.weight is not, .* give the checkpoint",
+        r"gate_proj.weight is in float8_e4m3fn and model.layers.1.mlp.up_proj.weight in float32, .* give the",
+    ),
+    "other eight bits in a fused matrix": (
+        lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(384, 256).to(torch.float8_e5m2)}),
+        r"gate_proj.weight is in float8_e4m3fn and model.layers.1.mlp.up_proj.weight in float8_e5m2, but both",
+    ),
+    "a norm": (lambda t: t.update({NORM: t[NORM].to(E4M3)}), ONLY_MATRICES),
+    "a norm with a scale": (
+        lambda t: t.update({NORM: t[NORM].to(E4M3), f"{NORM}_scale_inv": torch.ones(1)}),
+        ONLY_MATRICES,
     ),
 }
 
@@ -209,6 +221,27 @@ def test_broken_checkpoints(
         load_model(path)
     assert main(["inspect", str(path)]) != 0
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+KV_B = "model.layers.0.self_attn.kv_b_proj.weight"
+WIDENED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "a short scale": ({f"{KV_B}_scale_inv": torch.ones(9, 9)}, r"scale_inv is \[9, 9\] in float32, but FP8 by block"),
+    "a scale in eight bits": ({f"{KV_B}_scale_inv": torch.ones(1, 2).to(E4M3)}, r"in float8_e4m3fn, but .* bfloat16"),
+    "a scale of whole numbers": ({f"{KV_B}_scale_inv": torch.ones(1, 2, dtype=torch.int32)}, "in int32, but FP8"),
+    "no matrix": ({KV_B: torch.ones(5).to(E4M3)}, r"kv_b_proj.weight in .* is \[5\] in .* only matrices can be"),
+}
+
+
+@pytest.mark.parametrize("case", WIDENED)
+def test_broken_matrices_that_are_widened(
+    stored: Callable[..., Path], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers show it there too."""
+    tensors, message = WIDENED[case]
+    path = rewritten(stored("deepseek", "block"), lambda t: t.update(tensors))
+    monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
 
 
 def test_quantization_without_effect(stored: Callable[..., Path]) -> None:

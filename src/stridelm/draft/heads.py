@@ -133,7 +133,7 @@ def store_as_in(head: LoadableModule, source: Given, weighted: bool) -> Loading 
     """Give a head on the meta device the formats in which a directory stores it, and return what is done to its
     tensors on the way; None if nothing. weighted: whether its files count. Raises ValueError for quantised weights that
     are not supported."""
-    storage = storage_of(source.config)
+    storage = storage_of(source.config, source.path)
     return None if storage is None else store(head, storage, source.headers if weighted else None)
 
 

@@ -145,7 +145,7 @@ def build_stored(
 
     Raises ValueError also for quantised weights that are not supported, and for files that cannot be read.
     """
-    storage = storage_of(config, quantization)
+    storage = storage_of(config, path, quantization)
     model = build_empty(config, path, shard)
     if storage is None:
         return model, None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, quantised, widened
+from stridelm.models.files import DTYPES
 from stridelm.models.layers.block import Block
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
 from stridelm.models.layers.linear import Storable
@@ -30,6 +32,8 @@ class Storage:
     """The quantised format of a checkpoint's matrices; a tensor's dtype says which of them have it."""
 
     form: FP8Format
+    path: Path
+    """The checkpoint's directory."""
     excluded: tuple[str, ...] = ()
     """Modules whose matrices are dense, as config.json lists them."""
     quantises: bool = False
@@ -47,24 +51,25 @@ class Storage:
         return False
 
 
-def storage_of(config: Any, quantization: str | None = None) -> Storage | None:
+def storage_of(config: Any, path: str | Path, quantization: str | None = None) -> Storage | None:
     """What a config.json says of quantisation; None if all weights are dense and stay so.
 
-    config: a transformers config or a mapping. quantization: one of QUANTIZATIONS, to quantise dense weights. Raises
-    ValueError for a way of quantising that is not supported, and for `quantization` of a quantised checkpoint.
+    config: a transformers config or a mapping. path: its directory. quantization: one of QUANTIZATIONS, to quantise
+    dense weights. Raises ValueError for a way of quantising that is not supported, and for `quantization` of a
+    quantised checkpoint.
     """
     field = "quantization_config"
     said = config.get(field) if isinstance(config, Mapping) else getattr(config, field, None)
     if not said:
-        return None if quantization is None else Storage(QUANTIZATIONS[quantization], quantises=True)
+        return None if quantization is None else Storage(QUANTIZATIONS[quantization], Path(path), quantises=True)
     if quantization is not None:
         raise ValueError(f"quantization={quantization!r} would have no effect on weights that are quantised; {REMEDY}")
     said = said if isinstance(said, Mapping) else said.to_dict()
-    refuse_unread(said, "this config.json", METHODS)
-    return _by_block(said) if said["quant_method"] == "fp8" else _by_channel(said)
+    refuse_unread(said, str(path), METHODS)
+    return (_by_block if said["quant_method"] == "fp8" else _by_channel)(said, Path(path))
 
 
-def _by_block(said: Mapping[str, Any]) -> Storage:
+def _by_block(said: Mapping[str, Any], path: Path) -> Storage:
     only = {
         "weight_block_size": ([BLOCK, BLOCK],),
         "activation_scheme": ("dynamic", None),
@@ -75,10 +80,10 @@ def _by_block(said: Mapping[str, Any]) -> Storage:
         value = said.get(field)
         if (list(value) if isinstance(value, tuple) else value) not in values:
             raise _unsupported(f"FP8 with {field} {value!r}", repr(values[0]))
-    return Storage(BY_BLOCK, tuple(said.get("modules_to_not_convert") or ()))
+    return Storage(BY_BLOCK, path, tuple(said.get("modules_to_not_convert") or ()))
 
 
-def _by_channel(said: Mapping[str, Any]) -> Storage:
+def _by_channel(said: Mapping[str, Any], path: Path) -> Storage:
     if said.get("format") != "float-quantized":
         raise _unsupported(f"compressed-tensors in format {said.get('format')!r}", "'float-quantized'")
     _check_kv_cache(said.get("kv_cache_scheme"))
@@ -96,7 +101,7 @@ def _by_channel(said: Mapping[str, Any]) -> Storage:
                     f"compressed-tensors with {which} {dict(part)}",
                     f"{wanted}, symmetric and {'dynamic' if dynamic else 'not dynamic'}",
                 )
-    return Storage(BY_CHANNEL, tuple(said.get("ignore") or ()))
+    return Storage(BY_CHANNEL, path, tuple(said.get("ignore") or ()))
 
 
 def _check_kv_cache(said: Mapping[str, Any] | None) -> None:
@@ -151,9 +156,10 @@ class Loading:
 
     def _widened(self, name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         wanted = self.form.scales_of(weight.shape)
-        if scale.shape != wanted:
-            have = f"{self._scale_of(name)} is {list(scale.shape)}"
-            raise ValueError(f"{have}, but {self.form.name} has {list(wanted)}; copy the checkpoint again")
+        if scale.shape != wanted or scale.dtype not in DTYPES.values():
+            have = f"{self._scale_of(name)} is {list(scale.shape)} in {_name(scale.dtype)}"
+            have += f", but {self.form.name} has {list(wanted)} in one of {', '.join(DTYPES)}"
+            raise ValueError(f"{have}; copy the checkpoint again")
         return widened(weight, scale, BLOCK if self.form.by_block else 1)
 
 
@@ -162,7 +168,8 @@ def store(model: ModelPart, storage: Storage, headers: Mapping[str, torch.Tensor
 
     headers: the checkpoint's tensors without data; without them, config.json's list decides. A matrix that is stored
     quantised, and which its module must have dense, is widened while it is loaded. Raises ValueError if matrices that
-    are multiplied as one are stored differently, or if the shares of a rank would cut what shares a scale.
+    are multiplied as one are stored differently, if what is no matrix is stored quantised, or if the shares of a rank
+    would cut what shares a scale.
     """
     quantises: list[str] = []
     widens: list[str] = []
@@ -178,13 +185,29 @@ def store(model: ModelPart, storage: Storage, headers: Mapping[str, torch.Tensor
             chosen = replaceable and bool(eight)
             if chosen and others:
                 raise ValueError(
-                    f"{eight[0]} is quantised and {others[0]} is not, but both are multiplied at once; {REMEDY}"
+                    f"{eight[0]} is in {_name(E4M3)} and {others[0]} in {_name(headers[others[0]].dtype)}, but both "
+                    f"are multiplied at once; {REMEDY}"
                 )
-            widens += () if chosen else eight
+            if not chosen:
+                _check_matrices(eight, headers, storage.path)
+                widens += eight
         if chosen:
             assert isinstance(module, Storable)
             module.store_as(storage.form)
     return Loading(storage.form, quantises, widens)
+
+
+def _check_matrices(names: Sequence[str], headers: Mapping[str, torch.Tensor], path: Path) -> None:
+    for name in names:
+        if headers[name].ndim != 2:
+            shape = list(headers[name].shape)
+            raise ValueError(
+                f"{name} in {path} is {shape} in {_name(E4M3)}, but only matrices can be in eight bits; {REMEDY}"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _any_excluded(storage: Storage, names: Sequence[str]) -> bool:

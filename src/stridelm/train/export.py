@@ -73,7 +73,7 @@ def load_for_training(path: Path, device: torch.device | str = "cpu") -> tuple[D
     `export` writes.
     """
     config = load_config(path)
-    if storage_of(config) is not None:
+    if storage_of(config, path) is not None:
         raise ValueError(f"{path} is quantised; training starts from the checkpoint that it was quantised from")
     if config.model_type != "qwen3":
         raise ValueError(f"{path} is a {config.model_type}; training starts from a qwen3 checkpoint")
