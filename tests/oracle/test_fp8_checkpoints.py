@@ -145,6 +145,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         changed(CHANNEL_CONFIG, kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "attn_head"}),
         "kv_cache_scheme",
     ),
+    "experts in four bits": (changed(BLOCK_CONFIG, expert_dtype="fp4"), "expert_dtype 'fp4' is not supported"),
+    "quantised outputs": (
+        changed(CHANNEL_CONFIG, **{f"{GROUP}output_activations": {"num_bits": 8}}),
+        "with output_activations {'num_bits': 8} is not supported; supported: none",
+    ),
+    "transforms": (
+        changed(CHANNEL_CONFIG, transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+        "with transform_config {'config_groups': {'R1'",
+    ),
+    "sparse": (
+        changed(CHANNEL_CONFIG, sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparsity_config in format 'sparse-24-bitmask' is not supported; supported: 'dense'",
+    ),
 }
 
 
@@ -157,6 +170,53 @@ def test_refused_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) -> N
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_model(tmp_path)
     assert "otherwise give the checkpoint that they were quantised from" in str(error.value)
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "groups in a list": (changed(CHANNEL_CONFIG, config_groups=["a"]), "config_groups must be an object; got ['a']"),
+    "group is text": (
+        changed(CHANNEL_CONFIG, config_groups={"g": "FP8"}),
+        "config_groups.g must be an object; got 'FP8'",
+    ),
+    "preset": (
+        changed(CHANNEL_CONFIG, config_groups={"FP8_DYNAMIC": ["Linear"]}),
+        "config_groups.FP8_DYNAMIC must be an object; got ['Linear']",
+    ),
+    "weights are text": (
+        changed(CHANNEL_CONFIG, **{f"{GROUP}weights": "FP8"}),
+        "config_groups.group_0.weights must be an object; got 'FP8'",
+    ),
+    "scheme of KV is text": (changed(CHANNEL_CONFIG, kv_cache_scheme="fp8"), "kv_cache_scheme must be an object"),
+    "sparsity is text": (changed(CHANNEL_CONFIG, sparsity_config="2:4"), "sparsity_config must be an object"),
+    "modules are a number": (
+        changed(BLOCK_CONFIG, modules_to_not_convert=5),
+        "modules_to_not_convert must be a list of modules' names; got 5",
+    ),
+    "modules are text": (
+        changed(CHANNEL_CONFIG, ignore="lm_head"),
+        "ignore must be a list of modules' names; got 'lm_head'",
+    ),
+    "modules are an object": (changed(CHANNEL_CONFIG, ignore={"a": 1}), "ignore must be a list of modules' names"),
+    "module is a number": (changed(CHANNEL_CONFIG, ignore=[5]), "ignore must be a list of modules' names; got [5]"),
+    "no pattern": (changed(CHANNEL_CONFIG, ignore=["re:("]), "ignore must be names, or regular expressions after re:"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) -> None:
+    """The error names the file and the field, and says what it must be."""
+    entry, message = MALFORMED[case]
+    config = json.loads((checkpoint("llama", scale=3.0) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/config.json: quantization_config.{message}")):
+        load_model(tmp_path)
+
+
+def test_what_published_configs_say_beside(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """As llm-compressor writes it."""
+    sparsity = {"format": "dense", "sparsity_structure": "unstructured"}
+    source = checkpoint("llama", scale=3.0)
+    load_model(write_fp8(tmp_path, source, "channel", transform_config={}, sparsity_config=sparsity))
 
 
 def test_scheme_of_kv(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
 from stridelm.models.layers.linear import Storable
 from stridelm.models.layers.quantised import REMEDY, refuse_unread
 from stridelm.models.layers.slots import ModelPart
+from stridelm.values import shortened
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 WEIGHT = ".weight"
@@ -64,51 +65,94 @@ def storage_of(config: Any, path: str | Path, quantization: str | None = None) -
         return None if quantization is None else Storage(QUANTIZATIONS[quantization], Path(path), quantises=True)
     if quantization is not None:
         raise ValueError(f"quantization={quantization!r} would have no effect on weights that are quantised; {REMEDY}")
-    said = said if isinstance(said, Mapping) else said.to_dict()
+    said = said.to_dict() if hasattr(said, "to_dict") else said
     refuse_unread(said, str(path), METHODS)
-    return (_by_block if said["quant_method"] == "fp8" else _by_channel)(said, Path(path))
+    stated = Stated(Path(path), field, dict(said))
+    return _by_block(stated) if said["quant_method"] == "fp8" else _by_channel(stated)
 
 
-def _by_block(said: Mapping[str, Any], path: Path) -> Storage:
+@dataclass(frozen=True)
+class Stated:
+    """An object in a config.json, and where it is, for errors."""
+
+    path: Path
+    name: str
+    fields: dict[str, Any]
+
+    def get(self, field: str) -> Any:
+        return self.fields.get(field)
+
+    def part(self, field: str) -> Stated:
+        """The object that a field holds, empty if there is none. Raises ValueError for anything else."""
+        value = self.get(field)
+        if not isinstance(value, Mapping | None):
+            raise self._malformed(field, "an object", value)
+        return Stated(self.path, f"{self.name}.{field}", dict(value or {}))
+
+    def modules(self, field: str) -> tuple[str, ...]:
+        """The modules that a field lists, none if it is not there. Raises ValueError for anything else, and for
+        patterns that are none."""
+        value = self.get(field)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+            raise self._malformed(field, "a list of modules' names", value)
+        for each in value:
+            try:
+                re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+            except re.error as error:
+                raise self._malformed(field, f"names, or regular expressions after re: ({error})", each) from error
+        return tuple(value)
+
+    def _malformed(self, field: str, kind: str, value: Any) -> ValueError:
+        where = f"{self.path}/config.json: {self.name}.{field}"
+        return ValueError(f"{where} must be {kind}; got {shortened(value)}; copy the file from the model again")
+
+
+def _by_block(said: Stated) -> Storage:
     only = {
         "weight_block_size": ([BLOCK, BLOCK],),
         "activation_scheme": ("dynamic", None),
         "fmt": ("e4m3", None),
         "scale_fmt": ("float", None),
+        "expert_dtype": ("fp8", None),
     }
     for field, values in only.items():
         value = said.get(field)
         if (list(value) if isinstance(value, tuple) else value) not in values:
             raise _unsupported(f"FP8 with {field} {value!r}", repr(values[0]))
-    return Storage(BY_BLOCK, path, tuple(said.get("modules_to_not_convert") or ()))
+    return Storage(BY_BLOCK, said.path, said.modules("modules_to_not_convert"))
 
 
-def _by_channel(said: Mapping[str, Any], path: Path) -> Storage:
+def _by_channel(said: Stated) -> Storage:
     if said.get("format") != "float-quantized":
         raise _unsupported(f"compressed-tensors in format {said.get('format')!r}", "'float-quantized'")
-    _check_kv_cache(said.get("kv_cache_scheme"))
-    groups = list((said.get("config_groups") or {}).values())
-    for group in groups or [{}]:
-        weights, rows = group.get("weights") or {}, group.get("input_activations") or {}
-        for which, part, strategy, dynamic in (
-            ("weights", weights, "channel", False),
-            ("input_activations", rows, "token", True),
-        ):
-            wanted = {"num_bits": 8, "type": "float", "strategy": strategy}
+    _check_kv_cache(said.part("kv_cache_scheme"))
+    sparsity, transforms = said.part("sparsity_config"), said.part("transform_config")
+    if sparsity.get("format") not in (None, "dense"):
+        raise _unsupported(f"compressed-tensors with sparsity_config in format {sparsity.get('format')!r}", "'dense'")
+    if any(transforms.fields.values()):
+        raise _unsupported(f"compressed-tensors with transform_config {transforms.fields}", "none")
+    groups = said.part("config_groups")
+    for group in [groups.part(name) for name in groups.fields] or [groups]:
+        for which, strategy, dynamic in (("weights", "channel", False), ("input_activations", "token", True)):
+            part, wanted = group.part(which), {"num_bits": 8, "type": "float", "strategy": strategy}
             found = {field: part.get(field) for field in wanted}
             if found != wanted or bool(part.get("dynamic")) != dynamic or part.get("symmetric") is False:
                 raise _unsupported(
-                    f"compressed-tensors with {which} {dict(part)}",
+                    f"compressed-tensors with {which} {part.fields}",
                     f"{wanted}, symmetric and {'dynamic' if dynamic else 'not dynamic'}",
                 )
-    return Storage(BY_CHANNEL, path, tuple(said.get("ignore") or ()))
+        if group.get("output_activations"):
+            raise _unsupported(f"compressed-tensors with output_activations {group.get('output_activations')}", "none")
+    return Storage(BY_CHANNEL, said.path, said.modules("ignore"))
 
 
-def _check_kv_cache(said: Mapping[str, Any] | None) -> None:
+def _check_kv_cache(said: Stated) -> None:
     """Raise ValueError for scales of KV other than one for a layer's keys and one for its values."""
     wanted = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-    if said and ({field: said.get(field) for field in wanted} != wanted or said.get("dynamic")):
-        raise _unsupported(f"a kv_cache_scheme {dict(said)}", f"{wanted}, not dynamic")
+    if said.fields and ({field: said.get(field) for field in wanted} != wanted or said.get("dynamic")):
+        raise _unsupported(f"a kv_cache_scheme {said.fields}", f"{wanted}, not dynamic")
 
 
 def _unsupported(what: str, supported: str) -> ValueError:

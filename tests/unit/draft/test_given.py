@@ -236,6 +236,12 @@ def test_modules_that_do_not_fit(tmp_path: Path) -> None:
     refused(lambda: engine(model, modules), "missing: model.layers.2.enorm.weight")
 
 
+def test_modules_with_a_senseless_format(tmp_path: Path, model: Path) -> None:
+    modules = write_modules(tmp_path, model)
+    edit_config(modules, quantization_config="fp8")
+    refused(lambda: engine(model, modules), "quantised by a method without a name", "leave it out of drafter_model")
+
+
 def test_another_model_s(tmp_path: Path, model: Path) -> None:
     other = write(tmp_path / "other", "llama", hidden_size=32, head_dim=8)
     head = write_eagle(tmp_path / "head", other, "eagle3")
