@@ -38,7 +38,7 @@ class Given:
         file = self.path / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{file} cannot be read ({error}); copy it again") from error
         if not isinstance(config, dict):
             raise ValueError(f"{file} is not a JSON object; copy it again")

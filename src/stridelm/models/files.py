@@ -33,7 +33,7 @@ STORED = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights."""
+"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights, and F8_E4M3 those with scales."""
 MAPPED_BYTES = 2**30
 """Bytes of tensors after which a file is mapped anew."""
 
@@ -64,14 +64,22 @@ def read_tensors(
 
 
 def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors."""
+    """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors, and for a
+    tensor that is in two files or has a dtype that is not in STORED."""
+    found: dict[str, Path] = {}
     for file in _weight_files(path):
         with opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 (not a dict)
+                if name in found:
+                    raise ValueError(f"{found[name]} and {file} both store {name}; keep the model's own files alone")
+                found[name] = file
                 header = handle.get_slice(name)
                 stored = header.get_dtype()
                 if stored not in STORED:
-                    raise ValueError(f"{file} stores {name} as {stored}; supported: {', '.join(DTYPES)}")
+                    supported = ", ".join((*DTYPES, "float8_e4m3fn"))
+                    raise ValueError(
+                        f"{file} stores {name} as {stored}; supported: {supported}; give a checkpoint in one of these"
+                    )
                 yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
 
 
@@ -101,7 +109,7 @@ def _weight_files(path: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             absent = [name for name in names if not (path / name).is_file()]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
         if absent:
             raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")

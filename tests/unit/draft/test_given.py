@@ -90,6 +90,8 @@ def test_nobody_s(tmp_path: Path, model: Path) -> None:
     refused(lambda: engine(model, tmp_path / "empty"), "no *.safetensors")
     save_file({"x": torch.zeros(2)}, tmp_path / "empty" / "model.safetensors")
     refused(lambda: engine(model, tmp_path / "empty"), "config.json cannot be read")
+    (tmp_path / "empty" / "config.json").write_text("[" * 100_000)
+    refused(lambda: engine(model, tmp_path / "empty"), "config.json cannot be read")
     (tmp_path / "empty" / "config.json").write_text("{}")
     refused(lambda: engine(model, tmp_path / "empty"), "no drafter recognises", "eagle")
     one, two = (write_eagle(tmp_path / name, model, "eagle3") for name in "ab")

@@ -496,6 +496,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "index is no JSON": (file(INDEX, "{"), "copy it again"),
     "index is a list": (file(INDEX, "[]"), "copy it again"),
     "index is binary": (file(INDEX, b"\xff"), "copy it again"),
+    "index is nested": (file(INDEX, "[" * 100_000), "copy it again"),
     "index of numbers": (file(INDEX, '{"weight_map": {"a": 5}}'), "copy it again"),
     "shard is absent": (file(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), "copy the missing shards"),
     "missing": (reweighed(model__norm__weight=None), "missing: model.norm.weight"),
@@ -503,6 +504,14 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "misshapen": (reweighed(model__norm__weight=torch.zeros(63)), "is [63], config.json says [64]"),
     "one dimension more": (reweighed(model__norm__weight=torch.zeros(64, 1)), "is [64, 1]"),
     "whole numbers": (reweighed(model__norm__weight=torch.ones(64, dtype=torch.int32)), "(torch.int32)"),
+    "scales alone": (
+        reweighed(spare=torch.ones(2).to(torch.float8_e8m0fnu)),
+        "stores spare as F8_E8M0; supported: bfloat16, float16, float32, float64, float8_e4m3fn; give a checkpoint in",
+    ),
+    "in two files": (
+        lambda path: save_file({"model.norm.weight": torch.ones(64)}, path / "other.safetensors"),
+        "other.safetensors both store model.norm.weight; keep the model's own",
+    ),
 }
 
 
