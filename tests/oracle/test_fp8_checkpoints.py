@@ -17,7 +17,7 @@ from stridelm import LLM
 from stridelm.cli.main import main
 from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
 from stridelm.train.export import load_for_training
-from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, write_fp8
+from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, SCALES, write_fp8
 from support.checkpoints.heads import write_mtp
 from support.checks.eight_bit_kv import write_scaled
 from support.oracles.fp8 import check_fp8
@@ -302,6 +302,26 @@ def test_broken_matrices_that_are_widened(
     monkeypatch.setattr("stridelm.models.loader.read_tensors", None)
     with pytest.raises(ValueError, match=message):
         load_model(path)
+
+
+@by_form
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 0.0, -1.0])
+@pytest.mark.parametrize(
+    ("variant", "module"),
+    [
+        ("qwen3-moe", "model.layers.1.mlp.experts.3.down_proj"),
+        ("qwen3-moe", "model.layers.0.self_attn.k_proj"),
+        ("deepseek", "model.layers.0.self_attn.kv_b_proj"),
+    ],
+)
+def test_scales_that_are_none(stored: Callable[..., Path], variant: str, module: str, number: float, form: str) -> None:
+    """One number among others, of matrices that are stacked or widened."""
+    scale = f"{module}.{SCALES[form]}"
+    path = rewritten(stored(variant, form), lambda t: t[scale][-1:].fill_(number))
+    with pytest.raises(ValueError, match="no finite numbers above 0") as error:
+        load_model(path)
+    names = re.findall(r"model\.[\w.]+", str(error.value))
+    assert names == [scale]
 
 
 def test_quantization_without_effect(stored: Callable[..., Path]) -> None:

@@ -27,7 +27,7 @@ from stridelm.models.layers.linear import Storable, WeightFormat
 from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
-from stridelm.models.storage import METHODS, Loading, storage_of, store
+from stridelm.models.storage import METHODS, Loading, are_scales, storage_of, store
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 
@@ -233,6 +233,8 @@ def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapp
         # Take the device from a parameter, which knows which GPU "cuda" is; safetensors takes it for the first.
         read = _counted(read_tensors(path, model.norm.device, wanted, shares), advance)
         fill(model, read if loading is None else loading.stream(read), path, cut=shares)
+    if loading is not None and not loading.quantises:
+        check_scales(model, loading, path)
     seconds = max(time.perf_counter() - began, 1e-9)
     rate = size(int(total / seconds))
     logger.info("%s of weights read from %s in %.1f s, %s/s", size(total), path, seconds, rate)
@@ -240,6 +242,22 @@ def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapp
     if beside:
         left_out = ", ".join(f"{part} ({count})" for part, count in sorted(beside.items()))
         logger.info("only the text part of %s is served; tensors left out: %s", path, left_out)
+
+
+def check_scales(model: Decoder, loading: Loading, path: Path) -> None:
+    """Raise ValueError naming scales of a model that is loaded which are no finite numbers above 0."""
+    parameters = dict(model.named_parameters())
+    slots = [(stored, slot) for stored, slot in model.slots() if stored.endswith(f".{loading.form.scale}")]
+    # A parameter has the scales of many tensors, and to look at one on a GPU is to wait for it.
+    suspects = {name for name in {slot.name for _, slot in slots} if not are_scales(parameters[name])}
+    wrong = [
+        stored
+        for stored, slot in slots
+        if slot.name in suspects and not are_scales(parameters[slot.name][slot.start : slot.stop])
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise ValueError(f"scales in {path} are no finite numbers above 0: {', '.join(wrong[:8])}{more}; copy it again")
 
 
 def formats_of(model: nn.Module) -> list[WeightFormat]:
