@@ -25,11 +25,7 @@ UNREAD = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), ("max_window_layers", "sliding_window")),
 }
 """Fields that no computation here depends on, in these configs."""
-SHOWN_AS = {
-    "hidden_size": "hidden",
-    "num_local_experts": "num_experts",
-    "shared_expert_intermediate_size": "intermediate_size",
-}
+SHOWN_AS = {"hidden_size": "hidden", "num_local_experts": "num_experts"}
 """Part of what errors call them, where that is not the field's name."""
 ROPE: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 128}
 Written = Callable[..., Path]
@@ -86,6 +82,7 @@ def test_numbers_of_rotations(written: Written, name: str, value: Any) -> None:
         ("deepseek_v3", {"num_experts_per_tok": None}),
         ("deepseek_v3", {"v_head_dim": None}),
         ("qwen3_moe", {"num_experts_per_tok": 0}),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 0}),
     ],
 )
 def test_senseless_numbers(written: Written, kind: str, changes: dict[str, Any]) -> None:
