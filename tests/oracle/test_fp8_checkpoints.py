@@ -17,7 +17,7 @@ from stridelm import LLM
 from stridelm.cli.main import main
 from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
 from stridelm.train.export import load_for_training
-from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, SCALES, write_fp8
+from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, SCALES, by_definition, write_fp8
 from support.checkpoints.heads import write_mtp
 from support.checks.eight_bit_kv import write_scaled
 from support.oracles.fp8 import check_fp8
@@ -210,6 +210,23 @@ def test_malformed_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) ->
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": entry}))
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/config.json: quantization_config.{message}")):
         load_model(tmp_path)
+
+
+@by_form
+def test_copies_in_eight_bits(tmp_path: Path, form: str) -> None:
+    """The head that a module repeats, and that of a model which is tied, are skipped with their scales."""
+    heads = ("lm_head", "model.layers.2.shared_head.head")
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for head in heads:
+            stored, scale = by_definition(tensors.get(f"{head}.weight", torch.ones(64, 64)), form)
+            tensors.update({f"{head}.weight": stored, f"{head}.{SCALES[form]}": scale})
+
+    tied: dict[str, Any] = {"model_type": "deepseek_v3", "tie_word_embeddings": True}
+    source = write_mtp(tmp_path / "source", "deepseek", copies=True, **tied)
+    path = rewritten(write_fp8(tmp_path / "stored", source, form), quantise)
+    llm = LLM(str(path), drafter="mtp", skip_tokenizer_init=True, num_pages=20)
+    assert len(llm.generate([5, 6, 7])[0].outputs[0].token_ids) > 0
 
 
 def test_what_published_configs_say_beside(checkpoint: Checkpoint, tmp_path: Path) -> None:

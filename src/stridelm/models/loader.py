@@ -418,7 +418,7 @@ def ignorable_of(model: Decoder, names: Iterable[str]) -> Callable[[str], bool]:
     modules = found & set(range(spec.num_layers, spec.num_layers + spec.extra_modules))
 
     def ignorable(name: str) -> bool:
-        if name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight"):
+        if name.endswith("rotary_emb.inv_freq") or (spec.tied and name.startswith("lm_head.weight")):  # with its scales
             return True
         if model.leaves_out(name):
             return True

@@ -118,9 +118,9 @@ class MtpHead(DraftHead):
 
     def is_copy(self, name: str) -> bool:
         """Whether a tensor is a copy of the target's own: DeepSeek's checkpoints repeat these for each module."""
-        copies = ("embed_tokens.weight", "shared_head.head.weight")
-        own = {self._module(number) + copy for number in range(self.num_modules) for copy in copies}
-        return name in own or name.endswith("rotary_emb.inv_freq")
+        copies = ("embed_tokens.", "shared_head.head.")  # weights, and the scales of those in eight bits
+        own = tuple(self._module(number) + copy for number in range(self.num_modules) for copy in copies)
+        return name.startswith(own) or name.endswith("rotary_emb.inv_freq")
 
     def _module(self, number: int) -> str:
         return self.form.module(number, self._target[0].spec.num_layers)
