@@ -141,7 +141,10 @@ def check_finite(head: nn.Module, path: Path) -> None:
     """Raise ValueError naming the parameters that hold NaN or infinity."""
     wrong = [name for name, parameter in head.named_parameters() if not _is_finite(parameter)]
     if wrong:
-        raise ValueError(f"the head in {path} has weights that are not finite: {', '.join(wrong[:8])}; copy it again")
+        raise ValueError(
+            f"the head in {path} has weights that are not finite: {', '.join(wrong[:8])}; copy it again; "
+            "drafter='none' serves without it"
+        )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
