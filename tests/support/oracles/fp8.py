@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from support.checkpoints.fp8 import BLOCK, SCALES
 from support.doubles.stand import Stand
-from support.oracles.heads import rms_norm
+from support.oracles.heads import Modules, mtp, rms_norm
 from support.oracles.models import CLOSE, PROMPT, engine_logits
 
 ABSORBED = "kv_b_proj"
@@ -85,34 +85,55 @@ def wide_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return x.softmax(dim)
 
 
-def oracle(path: Path, form: str) -> Any:
-    tensors = load_file(path / "model.safetensors")
+def write_widened(target: Path, source: Path, form: str) -> set[str]:
+    """A checkpoint's matrices in float64, without quantisation; returns the names of those that were in eight bits."""
+    tensors = load_file(source / "model.safetensors")
     eight = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn}
     for name in eight:
         scale = tensors.pop(f"{name}.{SCALES[form]}")
         tensors[f"{name}.weight"] = widened(tensors[f"{name}.weight"], scale, form)
-    config = json.loads((path / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text())
     del config["quantization_config"]
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        save_file(
-            {name: tensor.double() for name, tensor in tensors.items()},
-            Path(directory) / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float64)
+    target.mkdir(exist_ok=True)
+    (target / "config.json").write_text(json.dumps(config))
+    double = {name: tensor.double() for name, tensor in tensors.items()}
+    save_file(double, target / "model.safetensors", metadata={"format": "pt"})
+    return eight
+
+
+def make_quantising(model: nn.Module, eight: set[str], form: str, prefix: str = "") -> None:
+    """Let the layers named in `eight` quantise their rows. prefix: how names of the model's tensors begin there."""
     quantising = 0
     for name, module in list(model.named_modules()):
+        stored = prefix + name
         if type(module).__name__.endswith("RMSNorm"):
             model.set_submodule(name, Norm(module))
-        elif name in eight and ABSORBED not in name:
+        elif stored in eight and ABSORBED not in name:
             model.set_submodule(name, Quantising(module, form))
             quantising += 1
-        elif f"{name}.0.down_proj" in eight:
+        elif f"{stored}.0.down_proj" in eight:
             model.set_submodule(name, QuantisingExperts(module, form))
             quantising += 1
     assert quantising
+
+
+def oracle(path: Path, form: str) -> Any:
+    with tempfile.TemporaryDirectory() as directory:
+        eight = write_widened(Path(directory), path, form)
+        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float64)
+    make_quantising(model, eight, form)
     return model.eval()
+
+
+def mtp_oracle(path: Path, form: str) -> Modules:
+    """The same of a checkpoint with modules, as DeepSeek names them, that are in eight bits too."""
+    with tempfile.TemporaryDirectory() as directory:
+        eight = write_widened(Path(directory), path, form)
+
+        def change(model: nn.Module, prefix: str) -> None:
+            make_quantising(model, eight, form, prefix)
+
+        return mtp(Path(directory), "deepseek", torch.float64, change)
 
 
 @torch.inference_mode()

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
@@ -54,9 +55,9 @@ class Drafted:
 class TargetStates:
     """A target checkpoint in transformers, which returns its states."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
         self.config = AutoConfig.from_pretrained(path)
-        self.model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=dtype).eval()
 
     @torch.inference_mode()
     def __call__(self, ids: Sequence[int]) -> list[torch.Tensor]:
@@ -121,11 +122,11 @@ THEIRS: dict[str, tuple[Any, Any]] = {
 
 
 class TheirLayer:
-    """The same for one of THEIRS, whose own class in transformers computes it."""
+    """The same for one of THEIRS, whose own class in transformers computes it, in the dtype of its tensors."""
 
     def __init__(self, config: Any, tensors: Tensors) -> None:
-        stacked = {name: tensor.float() for name, tensor in tensors.items() if ".experts." not in name}
-        experts = {name: tensor.float() for name, tensor in tensors.items() if ".experts." in name}
+        stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+        experts = {name: tensor for name, tensor in tensors.items() if ".experts." in name}
         if experts:
             by_part = {
                 part: torch.stack([experts[f"mlp.experts.{i}.{part}.weight"] for i in range(config.n_routed_experts)])
@@ -137,7 +138,7 @@ class TheirLayer:
         config._attn_implementation = "eager"
         number = config.num_hidden_layers - 1  # of the last layer, which has experts if any has
         block, rotary = THEIRS[config.model_type]
-        self.layer = block(config, number).eval()
+        self.layer = block(config, number).to(next(iter(tensors.values())).dtype).eval()
         self.layer.load_state_dict(
             {name: tensor for name, tensor in stacked.items() if name in self.layer.state_dict()}
         )
@@ -245,23 +246,36 @@ _NAMES: dict[MtpForm, _Names] = {
 }
 
 
-def mtp(path: Path, form: MtpForm) -> Modules:
-    """The modules of a target that ships its own. A module's state after its last norm is fed back."""
-    target, tensors = TargetStates(path), tensors_of(path)
+Change = Callable[[nn.Module, str], None]
+"""(a target or a block in transformers, how names of its tensors begin in the checkpoint) -> other layers in it."""
+
+
+def mtp(
+    path: Path, form: MtpForm, dtype: torch.dtype = torch.float32, change: Change = lambda module, prefix: None
+) -> Modules:
+    """The modules of a target that ships its own. A module's state after its last norm is fed back.
+
+    dtype, change: for THEIRS only, in what to compute, and what to change first.
+    """
+    target = TargetStates(path, dtype)
+    change(target.model, "")
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors_of(path).items()}
     config = config_of(path)
     count = config.get("num_nextn_predict_layers") or config["mtp_num_hidden_layers"]
-    modules = [_mtp_module(_NAMES[form], target.config, tensors, index) for index in range(count)]
+    modules = [_mtp_module(_NAMES[form], target.config, tensors, index, change) for index in range(count)]
     return Modules(modules, lambda ids: target(ids)[-1], target.embed, target.head, torch.arange(config["vocab_size"]))
 
 
-def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int) -> Module:
+def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int, change: Change) -> Module:
     prefix = names.prefix.format(module=index, behind=config.num_hidden_layers + index)
     own = {
-        name: tensor.float() + (names.norm_offset if tensor.dim() == 1 and "norm" in name else 0.0)
+        name: tensor + (names.norm_offset if tensor.dim() == 1 and "norm" in name else 0.0)
         for name, tensor in under(tensors, prefix).items()
     }
     kind = TheirLayer if config.model_type in THEIRS else Layer
     layer = kind(config, under(own, names.block.format(module=index)))
+    if isinstance(layer, TheirLayer):
+        change(layer.layer, prefix)
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, own[f"{name}.weight"], config.rms_norm_eps)

@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from torch import nn
 
 from stridelm import LLM, SamplingParams
+from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import EagleForm, MtpForm, write_eagle, write_mtp
 from support.checkpoints.models import write
 from support.checks.watch import CLOSE, VOCAB, Watch, continued, prompts, vary_depths
 from support.checks.watch import engine as serve
 from support.doubles.bounds import BOUNDS, bounds_registered
 from support.oracles import heads as head_oracles
+from support.oracles.fp8 import mtp_oracle, wide_softmax
 from support.oracles.heads import Drafted
 
 DEPTH = 3
@@ -100,6 +104,28 @@ def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
     tight.generate([job[:6] for job in prompts(5, seed=1)], params)
     assert tight.engine.stats.preemptions > 0 and watch.checked > 15
     tight.check()
+
+
+@pytest.mark.parametrize("modules", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
+def test_modules_in_eight_bits(tmp_path: Path, kind: str, form: str, modules: int) -> None:
+    """Drafts of modules that a checkpoint stores in eight bits, like its target's layers, are those of the format's
+    definition."""
+    sizes: dict[str, Any] = {"hidden_size": 136, "vocab_size": VOCAB}  # of a width that ends within a block
+    dense = write_mtp(tmp_path / "dense", "deepseek", modules, model_type=kind, **sizes)
+    path = write_fp8(tmp_path / "eight", dense, form)
+    oracle = mtp_oracle(path, form)
+    drafts = oracle.in_turn if modules > 1 else oracle.recursive
+
+    def wanted(ids: list[int], drafted: list[int]) -> Drafted:
+        with mock.patch.object(nn.functional, "softmax", wide_softmax):
+            return drafts(ids, len(drafted))
+
+    llm = engine({"model": path, "drafter": "mtp"}, dtype="float64", depth=2)
+    watch = Watch(llm, wanted)
+    llm.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    assert watch.checked > 15
 
 
 @pytest.mark.parametrize("name", ["deepseek", "mimo-in-turn", "eagle3"])
