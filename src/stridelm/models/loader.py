@@ -374,7 +374,9 @@ def fill(
     unsupported: list[str] = []
     for name, tensor in tensors:
         if name not in slots:
-            if not (ignorable(name) or is_kv_scale(name)):  # these are no weights: engine/kv_dtype.py reads them
+            # Scales of KV are no weights: engine/kv_dtype.py reads them. transformers writes empty matrices for experts
+            # that a config has none of.
+            if not (ignorable(name) or is_kv_scale(name)) and tensor.numel():
                 unexpected.append(name)
             continue
         slot = replace(slots[name], split=WHOLE) if name in cut else slots[name]
