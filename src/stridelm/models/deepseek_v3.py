@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stridelm.kernels.ops import Routing
@@ -23,7 +24,7 @@ def build(config: Any) -> Decoder:
     check_sizes(num_hidden_layers=config.num_hidden_layers)
     refuse_unread(config)
     layers = (LayerSpec(latent_mixer(config), gated_mlp(config)),) * config.num_hidden_layers
-    return Decoder(DecoderSpec(**common_fields(config), layers=after_dense(layers, config)))
+    return Decoder(DecoderSpec(**common_fields(config), **after_dense(layers, config)))
 
 
 def refuse_unread(config: Any) -> None:
@@ -33,14 +34,16 @@ def refuse_unread(config: Any) -> None:
             raise ValueError(f"{name} {getattr(config, name)!r} is not supported; supported: {value!r}")
 
 
-def after_dense(layers: Sequence[LayerSpec], config: Any) -> tuple[LayerSpec, ...]:
-    """The layers, all but the leading dense ones with a mixture of experts. Raises ValueError for numbers that do not
-    add up."""
+def after_dense(layers: Sequence[LayerSpec], config: Any) -> dict[str, Any]:
+    """DecoderSpec's fields of layers: all but the leading dense ones have a mixture of experts, and so has an MTP
+    module, even if no layer has (transformers' `get_mtp_config`). Raises ValueError for numbers that do not add up."""
     dense = config.first_k_dense_replace
     check_sizes(0, first_k_dense_replace=dense)
-    if dense >= len(layers):
-        return tuple(layers)
-    return mixture_layers(layers, mixture(config), lambda layer: layer >= dense)
+    if not config.n_routed_experts and dense >= len(layers):
+        return {"layers": tuple(layers)}
+    experts = mixture(config)
+    sparse = mixture_layers(layers, experts, lambda layer: layer >= dense)
+    return {"layers": sparse, "module_layer": replace(layers[-1], mlp=experts)}
 
 
 def latent_mixer(config: Any) -> LatentSpec:

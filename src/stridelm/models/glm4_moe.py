@@ -14,4 +14,4 @@ def build(config: Any) -> Decoder:
     refuse_unread(config)
     bias, normed = bool(config.attention_bias), bool(config.use_qk_norm)
     layers = dense_layers(config, qkv_bias=bias, qk_norm=normed, partial_rotary=True)
-    return Decoder(DecoderSpec(**common_fields(config), layers=after_dense(layers, config)))
+    return Decoder(DecoderSpec(**common_fields(config), **after_dense(layers, config)))

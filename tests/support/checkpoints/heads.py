@@ -7,6 +7,7 @@ computation that differs from support.oracles.heads shows in the drafted tokens.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -79,7 +80,8 @@ def write_mtp(
     seed: int = 1,
     **options: Any,
 ) -> Path:
-    """A target with `modules` modules of its own, each a block of the target's kind.
+    """A target with `modules` modules of its own, each a block of the target's kind, with experts if any layer could
+    have them.
 
     model_type: the target's; by default "mimo" for that form and "qwen3" for the others.
     copies: add the copies of embedding and head that DeepSeek ships with every module.
@@ -94,12 +96,17 @@ def write_mtp(
     else:  # the field that released files have, then the one that transformers' own use of the modules reads
         declared = {"num_nextn_predict_layers": modules, "num_mtp_layers": modules}
         declared["mtp_layer_types"] = ["full_attention"] * modules
-    write(path, model_type or ("mimo" if form == "mimo" else "qwen3"), **declared, **options)
-    target = tensors_of(path)
+    model_type = model_type or ("mimo" if form == "mimo" else "qwen3")
+    write(path, model_type, **declared, **options)
+    target = like = tensors_of(path)
+    if config_of(path).get("first_k_dense_replace", 0) >= config_of(path)["num_hidden_layers"]:
+        with tempfile.TemporaryDirectory() as sparse:
+            options["first_k_dense_replace"] = 0
+            like = tensors_of(write(Path(sparse), model_type, **declared, **options))
     draws = Draws(seed, options.get("scale", SCALE))
     extra: Tensors = {}
     for module in range(modules):
-        extra |= _MODULES[form](draws, target, config_of(path)["num_hidden_layers"], module)
+        extra |= _MODULES[form](draws, like, config_of(path)["num_hidden_layers"], module)
         if copies:
             prefix = f"model.layers.{config_of(path)['num_hidden_layers'] + module}."
             embedding = target["model.embed_tokens.weight"]

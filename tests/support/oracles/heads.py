@@ -136,9 +136,9 @@ class TheirLayer:
             stacked["mlp.experts.down_proj"] = by_part["down_proj"]
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"
-        number = config.num_hidden_layers - 1  # of the last layer, which has experts if any has
+        config.first_k_dense_replace = 0  # modules have experts whatever layers have, as in their `get_mtp_config`
         block, rotary = THEIRS[config.model_type]
-        self.layer = block(config, number).to(next(iter(tensors.values())).dtype).eval()
+        self.layer = block(config, 0).to(next(iter(tensors.values())).dtype).eval()
         self.layer.load_state_dict(
             {name: tensor for name, tensor in stacked.items() if name in self.layer.state_dict()}
         )

@@ -1,4 +1,4 @@
-"""Native multi-token prediction modules over a dense target: the head, used for serving and training.
+"""Native multi-token prediction modules: the head, used for serving and training.
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2): a module joins the norm of the next token's embedding and the norm of the
 previous hidden state, runs one block of the target's own kind, and applies a norm to its output; embedding and output
@@ -85,7 +85,7 @@ class MtpHead(DraftHead):
     def __init__(self, target: Decoder, form: Form, modules: int) -> None:
         """target: supplies embedding, output head, rotary tables and the shape of a block; it is not a submodule."""
         super().__init__()
-        layer = target.spec.layers[-1].alone()
+        layer = (target.spec.module_layer or target.spec.layers[-1]).alone()
         self.spec = replace(target.spec, layers=(layer,) * modules)
         self.form, self.num_modules = form, modules
         self._target = (target,)  # in a tuple, so that its parameters do not count as this module's

@@ -57,6 +57,8 @@ class DecoderSpec:
     tied: bool = False
     extra_modules: int = 0
     """MTP modules that the checkpoint includes beside its layers. They are not part of this decoder."""
+    module_layer: LayerSpec | None = None
+    """The block of an MTP module for it; None: one like the last layer."""
     under: str = "model."
     """How the names of a checkpoint's tensors begin, except the head's. Those of other parts begin otherwise."""
     embedding_scale: float = 1.0
