@@ -107,8 +107,9 @@ def _text_config(target: dict[str, Any], theirs: list[str], kinds: list[str]) ->
 
 
 def _older_ropes(target: dict[str, Any]) -> dict[str, Any]:
-    """Of a config in the older spellings: the base, and what it is scaled by, have names of their own."""
-    scaling = {name if name != "type" else "rope_type": value for name, value in target["rope_scaling"].items()}
+    """Of a config in the older spellings: the base, and what it is scaled by, if anything, have names of their own."""
+    stated = target.get("rope_scaling") or {"rope_type": "default"}
+    scaling = {name if name != "type" else "rope_type": value for name, value in stated.items()}
     return {"rope_theta": target["rope_theta"], **scaling}
 
 

@@ -119,6 +119,21 @@ def test_drafts_are_the_oracle_s(
     check_cold_and_warm(llm, watch(llm, pair), mixed)
 
 
+@pytest.mark.parametrize("scaling", [{}, {"rope_scaling": None}, {"rope_scaling": {"type": "linear", "factor": 3.0}}])
+def test_a_target_in_older_spellings(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    """Published configs have a base and, if rotation is scaled at all, a field for that, not `rope_parameters`."""
+    target = write(tmp_path / "target", "llama", vocab_size=VOCAB)
+    config = json.loads((target / "config.json").read_text())
+    del config["rope_parameters"]
+    (target / "config.json").write_text(json.dumps({**config, "rope_theta": 500.0, **scaling}))
+    head = write_assistant(tmp_path / "head", target)
+    assert head is not None
+    llm = load((target, head))
+    seen = watch(llm, (target, head))
+    llm.generate(prompts(3), GREEDY)
+    assert seen.checked > 15
+
+
 @pytest.mark.parametrize("attention", ["auto", BOUNDS])
 @pytest.mark.parametrize("pages", [120, 12])
 def test_depth_changes_and_preemption(
