@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from stridelm.models.files import read_tensors
 from stridelm.models.layers.slots import Split
 from stridelm.models.loader import build_empty, load_config, load_model, materialise, weight_bytes
 from stridelm.parallel.shard import Shard
+from stridelm.progress import size
 
 Checkpoint = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -259,6 +261,21 @@ def test_loading_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, A
     assert seen["total"] == sum(t.nbytes for t in tensors)
     assert sorted(seen["told"]) == sorted(t.nbytes for t in tensors)
     assert (seen["unit"], seen["least"]) == ("bytes", loader.SHOWN_BYTES)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_the_log_says_what_was_read(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load_format: str
+) -> None:
+    """How much it was, and how fast; nothing if weights are drawn."""
+    path = checkpoint("qwen3", shard="40KB")
+    clock = iter((7.0, 9.0))
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with caplog.at_level("INFO", logger=loader.logger.name):
+        load_model(path, load_format=load_format)
+    total = sum(t.nbytes for file in path.glob("*.safetensors") for t in load_file(file).values())
+    said = f"{size(total)} of weights read from {path} in 2.0 s, {size(total // 2)}/s"
+    assert caplog.messages == ([said] if load_format == "auto" else [])
 
 
 def test_drawing_tells_every_byte(checkpoint: Checkpoint, bars: list[dict[str, Any]]) -> None:
