@@ -12,6 +12,8 @@ from typing import Any
 
 from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids, Raises, has_assistant
 from fuzz.random_requests import random_ask
+from stridelm.models import MODELS
+from support.oracles import models as oracles
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("plain", "all-sparse", "one-group", "queries-without-rank", "halves", "rope-yarn-mscale"),
@@ -24,10 +26,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "qwen3": ("tied", "untied", "some-layers-slide"),
     "qwen3_moe": ("plain", "renormalised", "some-layers-dense", "all-layers-slide"),
 }
+"""Those that are drawn of a family; of others, all that the oracle's tests have."""
 MODULES: dict[str, tuple[str, ...]] = {
     "mimo": ("mimo1",),
     "qwen3": ("deepseek1", "deepseek2", "qwen1"),
-    **dict.fromkeys(("deepseek_v3", "glm4_moe"), ("deepseek1", "deepseek2")),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "kimi_k2"), ("deepseek1", "deepseek2")),
 }
 """Modules that checkpoints of a family may have; others have "deepseek1"."""
 HEADS = (
@@ -61,16 +64,19 @@ def random_case(seed: int, device: str = "cpu") -> Case:
 
 def random_checkpoint(rng: random.Random) -> Checkpoint:
     """Any family, variant and heads."""
-    family = rng.choice(("qwen3", *VARIANTS))
-    variant = rng.choice(VARIANTS[family])
-    heads = tuple(h for h in rng.choice(HEADS) if h != "assistant" or has_assistant(family, variant))
+    family = rng.choice(("qwen3", *MODELS))
+    variant = rng.choice(VARIANTS.get(family) or tuple(oracles.VARIANTS.get(family, ("plain",))))
+    heads: tuple[str, ...] = rng.choice(HEADS)
     modules = ""
     if rng.random() < 0.3 and "modules" not in heads:
         modules = rng.choice(MODULES.get(family, ("deepseek1",)))
     cyclic = rng.random() < 0.3 and variant in ("plain", "untied", "no-window", "window")
-    if rng.random() < 0.3:
-        plain = {"qwen3": "tied", "mistral": "window"}.get(family, "plain")
-        return Checkpoint(family, plain, rng.choice((300, 313)), rng.choice((3.0, 8.0)), heads=heads, speaks=True)
+    speaks = rng.random() < 0.3
+    if speaks:
+        variant = {"qwen3": "tied", "mistral": "window"}.get(family, "plain")
+    heads = tuple(head for head in heads if head != "assistant" or has_assistant(family, variant))
+    if speaks:
+        return Checkpoint(family, variant, rng.choice((300, 313)), rng.choice((3.0, 8.0)), heads=heads, speaks=True)
     vocab, scale = rng.choice((64, 64, 11)), rng.choice((2.0, 8.0, 8.0))
     return Checkpoint(family, variant, vocab, scale, cyclic, modules, heads)
 
