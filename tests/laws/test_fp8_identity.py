@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from stridelm.models import MODELS as ARCHITECTURES
 from support.checkpoints.fp8 import write_fp8
 from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 
 MODELS: dict[str, dict[str, Any]] = {
+    **{kind: {"hidden_size": 136} for kind in ARCHITECTURES},
     "qwen3": {"hidden_size": 136, "intermediate_size": 200, "tie_word_embeddings": True},
-    "deepseek_v3": {"hidden_size": 136},
     "qwen3_moe": {"hidden_size": 136, "num_experts": 8},
 }
 """Of widths that end within a block."""

@@ -13,6 +13,7 @@ import pytest
 
 from stridelm import LLM, SamplingParams
 from stridelm.draft import DRAFTERS
+from stridelm.models import MODELS as ARCHITECTURES
 from support.checks.identity import (
     FEATURES,
     LENGTH,
@@ -104,6 +105,15 @@ def test_alone(
         feature = turn(tuple(FEATURES), drafter, depth, temperature, model, dtype)
         which = [turn((0, 1), dtype, model, temperature, depth, drafter)]
         check_alone(stand, kind, temperature, feature, which, llm=engines(model, dtype, turn(PAGES, feature, dtype)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind not in MODELS])
+def test_every_architecture(checkpoint: Callable[..., Path], kind: str) -> None:
+    """The same for all others: requests with different drafters in one batch, and requests that preempt one another."""
+    temperature = turn(TEMPERATURES, kind)
+    stand = Stand(checkpoint(kind), turn(DTYPES, kind))
+    check_identity(stand, mixed_jobs(stand, 8, temperature, ["nothing", "everything"]), max_num_batched_tokens=33)
+    check_crowd(stand, temperature, ["nothing"])
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
