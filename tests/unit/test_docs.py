@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from stridelm.models import MODELS
+from stridelm.models import MODELS, WITH_TEXT
+from stridelm.models.storage import METHODS
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -53,6 +54,14 @@ def test_every_model_type_is_named(document: str) -> None:
     """Where users look whether theirs is supported."""
     text = text_of(Path(document))
     assert [kind for kind in MODELS if f"`{kind}`" not in text] == []
+
+
+def test_every_model_type_has_a_row() -> None:
+    """And no others have one, in the table of what is supported of each."""
+    section = text_of(Path("docs/limits.md")).partition("### Families and formats")[2].partition("## ")[0]
+    table = section.partition("| weights |")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == sorted({*MODELS, *WITH_TEXT})
+    assert [method for method in METHODS if f"`quant_method: {method}`" not in section] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
