@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -231,20 +232,11 @@ def test_others_pages_are_left_alone(target: Path, twin: Path, monkeypatch: pyte
 
 def test_entries_behind_a_table_are_nobody_s() -> None:
     """A page that a request gave back no longer appears at the end of its table."""
-    held: list[list[int]] = []
-
-    class Held:
-        def tables(self, group: str) -> list[list[int]]:
-            return held
-
-    class Owner:
-        slot = 1
-
-    span: Any = type("SpanOf", (), {"request": Owner()})()
+    span: Any = SimpleNamespace(request=SimpleNamespace(slot=1))
     tables = PageTables(("main",), 2, 5, torch.device("cpu"))
-    for pages in ([3, 4, 7], [3], [3, 9], [5, 9, 2, 1], []):
-        held[:] = [pages]
-        tables.update((span,), Held())  # type: ignore[arg-type]
+    for stamp, pages in enumerate(([3, 4, 7], [3], [3, 9], [5, 9, 2, 1], []), start=1):
+        lease = SimpleNamespace(tables={"main": pages}, stamp=stamp)
+        tables.update((span,), SimpleNamespace(leases=[lease]))  # type: ignore[arg-type]
         assert tables.tables["main"][1].tolist() == pages + [0] * (5 - len(pages))
         assert not tables.tables["main"][[0, 2]].any()
 
