@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from support.checkpoints.models import write
 
@@ -98,11 +99,7 @@ def write_mtp(
         declared["mtp_layer_types"] = ["full_attention"] * modules
     model_type = model_type or ("mimo" if form == "mimo" else "qwen3")
     write(path, model_type, **declared, **options)
-    target = like = tensors_of(path)
-    if config_of(path).get("first_k_dense_replace", 0) >= config_of(path)["num_hidden_layers"]:
-        with tempfile.TemporaryDirectory() as sparse:
-            options["first_k_dense_replace"] = 0
-            like = tensors_of(write(Path(sparse), model_type, **declared, **options))
+    target, like = tensors_of(path), _with_experts(path)
     draws = Draws(seed, options.get("scale", SCALE))
     extra: Tensors = {}
     for module in range(modules):
@@ -114,6 +111,18 @@ def write_mtp(
             extra[prefix + "shared_head.head.weight"] = target.get("lm_head.weight", embedding).clone()
     _add(path, extra)
     return path
+
+
+def _with_experts(path: Path) -> Tensors:
+    """The tensors that modules are like: the target's or, if all its layers are dense, of such a target with experts in
+    all of them."""
+    config = config_of(path)
+    if config.get("first_k_dense_replace", 0) < config["num_hidden_layers"]:
+        return tensors_of(path)
+    config |= {"first_k_dense_replace": 0, "quantization_config": None}
+    with tempfile.TemporaryDirectory() as sparse:
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(sparse)
+        return tensors_of(Path(sparse))
 
 
 def _deepseek(draws: Draws, target: Tensors, layers: int, module: int) -> Tensors:
@@ -188,10 +197,10 @@ def _add(path: Path, extra: Tensors) -> None:
 
 def write_modules(path: Path, target_path: Path, modules: int = 1, *, seed: int = 1, scale: float = SCALE) -> Path:
     """MTP modules for a target that has none, with the names that they would have inside it."""
-    config, target, draws = config_of(target_path), tensors_of(target_path), Draws(seed, scale)
+    config, like, draws = config_of(target_path), _with_experts(target_path), Draws(seed, scale)
     tensors: Tensors = {}
     for module in range(modules):
-        tensors |= _deepseek(draws, target, config["num_hidden_layers"], module)
+        tensors |= _deepseek(draws, like, config["num_hidden_layers"], module)
     return write_head(path, {**config, "num_nextn_predict_layers": modules}, tensors, "model.safetensors")
 
 
