@@ -322,7 +322,7 @@ def test_broken_matrices_that_are_widened(
 
 
 @by_form
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, 0.0, -1.0])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
 @pytest.mark.parametrize(
     ("variant", "module"),
     [
@@ -335,7 +335,7 @@ def test_scales_that_are_none(stored: Callable[..., Path], variant: str, module:
     """One number among others, of matrices that are stacked or widened."""
     scale = f"{module}.{SCALES[form]}"
     path = rewritten(stored(variant, form), lambda t: t[scale][-1:].fill_(number))
-    with pytest.raises(ValueError, match="no finite numbers above 0") as error:
+    with pytest.raises(ValueError, match="not all finite and at least 0") as error:
         load_model(path)
     names = re.findall(r"model\.[\w.]+", str(error.value))
     assert names == [scale]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,12 +50,12 @@ def read_tensors(
 
     Raises ValueError if there are no files, if a shard named in the index is missing, or if a file is corrupt.
     """
-    for file in _weight_files(path):
+    for file, stores in _weight_files(path):
         done, complete = 0, False
         while not complete:
             with opened(file, device) as handle:
                 mapped, complete = 0, True
-                for name in list(filter(wanted, handle.keys()))[done:]:
+                for name in [each for each in filter(stores, handle.keys()) if wanted(each)][done:]:
                     if mapped >= MAPPED_BYTES:
                         complete = False
                         break
@@ -67,9 +68,9 @@ def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The same as tensors without data: shapes and dtypes from the files' headers. Raises the same errors, and for a
     tensor that is in two files or has a dtype that is not in STORED."""
     found: dict[str, Path] = {}
-    for file in _weight_files(path):
+    for file, stores in _weight_files(path):
         with opened(file) as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a dict)
+            for name in filter(stores, handle.keys()):
                 if name in found:
                     raise ValueError(f"{found[name]} and {file} both store {name}; keep the model's own files alone")
                 found[name] = file
@@ -103,18 +104,25 @@ def opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
         raise ValueError(f"{file} is corrupt or truncated ({error}); copy it again") from error
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _weight_files(path: Path) -> list[tuple[Path, Callable[[str], bool]]]:
+    """The files of weights, and which of their tensors to read there: where there is an index, none that it says is in
+    another."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            file_of = dict(json.loads(index.read_text())["weight_map"])
+            names = sorted(set(file_of.values()))
             absent = [name for name in names if not (path / name).is_file()]
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} cannot be read ({error}); copy it again") from error
         if absent:
             raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
-        return [path / name for name in names]
+        return [(path / file, partial(_is_in, file, file_of)) for file in names]
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
-    return files
+    return [(file, lambda name: True) for file in files]
+
+
+def _is_in(file: str, file_of: Mapping[str, str], name: str) -> bool:
+    return file_of.get(name, file) == file

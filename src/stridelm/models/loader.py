@@ -245,7 +245,7 @@ def _read_into(model: Decoder, loading: Loading | None, path: Path, shares: Mapp
 
 
 def check_scales(model: Decoder, loading: Loading, path: Path) -> None:
-    """Raise ValueError naming scales of a model that is loaded which are no finite numbers above 0."""
+    """Raise ValueError naming scales of a model that is loaded which are not all finite and at least 0."""
     parameters = dict(model.named_parameters())
     slots = [(stored, slot) for stored, slot in model.slots() if stored.endswith(f".{loading.form.scale}")]
     # A parameter has the scales of many tensors, and to look at one on a GPU is to wait for it.
@@ -257,7 +257,9 @@ def check_scales(model: Decoder, loading: Loading, path: Path) -> None:
     ]
     if wrong:
         more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise ValueError(f"scales in {path} are no finite numbers above 0: {', '.join(wrong[:8])}{more}; copy it again")
+        raise ValueError(
+            f"scales in {path} are not all finite and at least 0: {', '.join(wrong[:8])}{more}; copy it again"
+        )
 
 
 def formats_of(model: nn.Module) -> list[WeightFormat]:

@@ -205,13 +205,13 @@ class Loading:
             have += f", but {self.form.name} has {list(wanted)} in one of {', '.join(DTYPES)}"
             raise ValueError(f"{have}; copy the checkpoint again")
         if not (scale.is_meta or are_scales(scale)):
-            raise ValueError(f"{self._scale_of(name)} has no finite numbers above 0 alone; copy the checkpoint again")
+            raise ValueError(f"{self._scale_of(name)} are not all finite and at least 0; copy the checkpoint again")
         return widened(weight, scale, BLOCK if self.form.by_block else 1)
 
 
 def are_scales(tensor: torch.Tensor) -> bool:
-    """Whether its numbers can be scales: finite ones above 0."""
-    return bool(((tensor > 0) & (tensor < torch.inf)).all())
+    """Whether its numbers can be scales: finite ones, and none below 0. A block of zeros may have a scale of 0."""
+    return bool(((tensor >= 0) & (tensor < torch.inf)).all())
 
 
 def store(model: ModelPart, storage: Storage, headers: Mapping[str, torch.Tensor] | None) -> Loading:
