@@ -27,9 +27,14 @@ CAUSES = {
     "chosen": "most tokens per second",
 }
 """types.Cause -> what it means for the depth."""
+NOT_WORTH_IT = "no level is worth its row"
+"""What "chosen" means where nothing is drafted for any request."""
 
 
-HEADINGS = ("request", "real rows", "drafted", "by", "accepted", "depth", "chances of its levels", "why that depth")
+HEADINGS = (
+    *("request", "real rows", "drafted", "by", "accepted", "depth", "at most", "chances of its levels", "worth from"),
+    "why that depth",
+)
 WORDS = ("request", "by", "why that depth")
 """Those above words."""
 
@@ -75,17 +80,16 @@ def explained(step: int, lines: list[Line]) -> Table:
     """A row for each request of the step."""
     from rich.table import Table
 
-    expected, least = (lines[0]["reason"][name] for name in ("seconds", "least"))
+    expected = next((line["reason"]["seconds"] for line in lines if line["reason"]["seconds"] is not None), None)
     title = f"Step {step}: {sum(len(line['rows']) for line in lines)} rows"
     if expected is not None:
         title += f", expected to take {1e3 * expected:.2f} ms"
-    if least is not None:
-        title += f"; a level is worth its row from a chance of {least:.2g}"
     table = Table(title=title, title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in WORDS else "right")
     for line in lines:
         reason, verdict = line["reason"], line["verdict"]
+        most, least = reason.get("most"), reason["least"]
         table.add_row(
             line["request"],
             str(sum(row["role"] == "real" for row in line["rows"])),
@@ -93,7 +97,9 @@ def explained(step: int, lines: list[Line]) -> Table:
             line.get("source") or "",
             str(verdict["accepted"]),
             f"{line['depth']} of {reason['levels']}",
+            "" if most is None else str(most),
             " ".join(f"{chance:.2f}" for chance in reason["chances"]),
-            CAUSES[reason["cause"]],
+            "" if least is None else f"{least:.2f}",
+            NOT_WORTH_IT if reason["cause"] == "chosen" and most == 0 else CAUSES[reason["cause"]],
         )
     return table

@@ -71,6 +71,24 @@ class Readers:
         """Note the levels that they are to draft."""
         self.known.requests_P["depth"][self.places_R] = depths
 
+    def note(self, depth: int, allowed: Allowed, which: slice | np.ndarray = slice(None)) -> None:
+        """Note why, for whoever asks: a choice of this depth allowed it. which: of them this is said."""
+        places_R = self.places_R[which]
+        self.known.requests_P["most"][places_R] = depth
+        self.known.requests_P["least"][places_R] = allowed.least_R[which]
+        self.known.chances_PD[places_R] = allowed.chances_RD[which]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What requests are to draft, and by what that was chosen."""
+
+    levels_R: np.ndarray
+    least_R: np.ndarray
+    """The least chance with which a level of the request is worth its row."""
+    chances_RD: np.ndarray
+    """Of all levels that any request may draft."""
+
 
 class Acceptance:
     """What belongs to a drafter, and, in a table, what belongs to a request."""
@@ -104,10 +122,13 @@ class Acceptance:
         Falls from level to level. hoped: what is little known is hoped to be better."""
         return _chances(*self._of(readers), depth, float(hoped))
 
-    def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> np.ndarray:
-        """[R] levels that requests are to draft: up to `depth`, while weighted chances are at least `least`. Those
-        that are not adaptive draft all of theirs."""
-        return _allowed(*self._of(readers), readers.weights_R, depth, least, float(hoped))
+    def allowed(self, readers: Readers, depth: int, least: float, *, hoped: bool = True) -> Allowed:
+        """Levels up to `depth`, while weighted chances are at least `least`. Requests that are not adaptive draft all
+        of theirs."""
+        chances_RD = self.chances(readers, readers.known.levels, hoped=hoped)
+        about = readers.known.requests_P, readers.places_R, readers.weights_R
+        levels_R, least_R = _allowed(*about, chances_RD, depth, least)
+        return Allowed(levels_R, least_R, chances_RD)
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
         return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
@@ -184,22 +205,19 @@ def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth, hope)
 
 
 @nb.njit(cache=True)
-def _allowed(requests_P, places_R, right_KD, checks_KD, variance_K, weights_R, depth, least, hope):
-    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD, hope))
-    allowed_R = np.zeros(len(places_R), dtype=np.int64)
+def _allowed(requests_P, places_R, weights_R, chances_RD, depth, least):
+    allowed_R, least_R = np.zeros(len(places_R), dtype=np.int64), least / weights_R
     for r in range(len(places_R)):
-        request, chance = requests_P[places_R[r]], 1.0
+        request = requests_P[places_R[r]]
         if not request.adaptive:
             allowed_R[r] = request.levels
             continue
-        better = _better(request, variance_K, _hope(checks_KD, request.drafter, hope))
         for level in range(min(depth, request.levels)):
-            odds = odds_KD[request.drafter, level] * better
-            chance *= odds / (1.0 + odds)
-            if weights_R[r] * chance < least:
+            if weights_R[r] * chances_RD[r, level] < least:
                 break
             allowed_R[r] = level + 1
-    return allowed_R
+            least_R[r] = min(least_R[r], chances_RD[r, level])  # that of a level may be the least, but for rounding
+    return allowed_R, least_R
 
 
 @nb.njit(cache=True)

@@ -27,10 +27,10 @@ from itertools import chain
 import numpy as np
 
 from stridelm.params import SamplingParams, Speculation
-from stridelm.schedule.acceptance import Acceptance, Readers
+from stridelm.schedule.acceptance import Acceptance, Allowed, Readers
 from stridelm.schedule.counts import stair
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
+from stridelm.schedule.depth_figures import Choice, DepthFigures, Pick, is_free
 from stridelm.schedule.depth_loops import deepest_of, own_depths, sums
 from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
@@ -60,6 +60,14 @@ class _Decided:
 
     requests: list[Request]
     depths: Sequence[int]
+    wanted: Sequence[int]
+    """What they would draft if rows that do not fit were not taken from them."""
+    chosen: Chosen = DEEPEST
+    """The choice for as many."""
+    own: bool = True
+    """Whether it settled their depths when it was made, or when they came; otherwise they follow it in this step."""
+    hoped: bool = True
+    """Whether what is little known was hoped to be better."""
     probe: int | None = None
     """The depth that is probed, if one is."""
     repeats: int = 0
@@ -112,8 +120,10 @@ class Adaptive:
         """Whether it has for the latest plan that asked. Steps land before the next is planned where drafters look."""
         self._loads = Loads()
         """What is done at each number of requests."""
-        self._decided = _Decided([], [])
+        self._decided = _Decided([], [], [])
         """By the latest plan."""
+        self._told: list[_Decided] = []
+        """All that the latest plan was told: a plan may ask for some requests after others."""
         self._beside: _Beside | None = None
         """The latest choice for steps that go on with prompts."""
         self._reads = False
@@ -141,6 +151,11 @@ class Adaptive:
         self._by_found = self.found.serves(requests) and (self._by_found or not others.asked)
         if self._by_found:
             return self.found.depths(requests, further=bool(others.asked))
+        told = self._tell(requests, others)
+        self._told = [*self._told, told] if others.asked else [told]
+        return told.depths
+
+    def _tell(self, requests: Sequence[Request], others: Others) -> _Decided:
         self._reads = bool(others.joining) and self.cost.knows_decodes
         if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)
@@ -148,21 +163,23 @@ class Adaptive:
             self._beside = _Beside(best, others.joining)
         decided = self._decided
         if decided.repeats > 0 and not (self._reads or others.asked) and decided.requests == requests:
-            return decided.depths
+            return decided
         if self._rests_for(requests, others):
             known = self.acceptance.known
             self._new.update({known.place(request): 0 for request in requests if request.ticket is None})
-            return [0] * len(requests)
+            chosen = self._standing_for(len(requests) + others.asked)
+            depths = [0] * len(requests)
+            return _Decided(list(requests), depths, depths, chosen, own=False)
         decided = self._decided = self._decide(requests, others)
-        depths, probe = decided.depths, decided.probe
+        probe = decided.probe
         # A request whose drafter lacks some of its KV gets that instead of a draft.
-        if probe is not None and not any(request.behind for request, depth in zip(requests, depths) if depth):
+        if probe is not None and not any(request.behind for request, depth in zip(requests, decided.depths) if depth):
             load = self._load(len(requests))
             if self._parts(len(requests), probe):
                 self._parted.add(stair(len(requests)))
             load.awaited, load.unprobed = probe, -self._unseen.count  # those count once they are looked at
             self._probing = load
-        return depths
+        return decided
 
     def _rests_for(self, requests: Sequence[Request], others: Others) -> bool:
         """Whether nothing is drafted, these are about as many requests as were decided on, and those that came since
@@ -177,8 +194,10 @@ class Adaptive:
         """All requests of a step share its cost, so those that are asked for after others follow the choice made for as
         many as all."""
         if self._reads and self._beside is not None:
-            allowed_R = self._allowed(self.acceptance.read(requests), self._beside.chosen, hoped=False)
-            return _Decided(list(requests), allowed_R.tolist())
+            chosen = self._beside.chosen
+            allowed = self._allowed(self.acceptance.read(requests), chosen, hoped=False)
+            depths: list[int] = allowed.levels_R.tolist()
+            return _Decided(list(requests), depths, depths, chosen, own=False, hoped=False)
         known = self.acceptance.known
         places_R = known.places(requests)
         deepest, chosen, probe, repeats = deepest_of(known.requests_P, places_R), DEEPEST, None, 0
@@ -191,12 +210,15 @@ class Adaptive:
             depths_R[1::2] = np.where(known.requests_P["adaptive"][places_R[1::2]], 0, depths_R[1::2])
         if young:
             new = depths_R == UNDECIDED
-            depths_R[new] = self._allowed(self.acceptance.read(requests), chosen)[new]
+            readers = self.acceptance.read(requests)
+            allowed = self._allowed(readers, chosen)
+            readers.note(chosen.depth, allowed, new)
+            depths_R[new] = allowed.levels_R[new]
             self._new.update(zip(places_R[new].tolist(), depths_R[new].tolist()))
-        depths: list[int] = depths_R.tolist()
+        depths = wanted = depths_R.tolist()
         if deepest and probe is None and not others.asked:
-            depths = self.rates.trimmed(requests, depths, chosen.rows)
-        return _Decided(list(requests), depths, probe, repeats)
+            depths = self.rates.trimmed(requests, wanted, chosen.rows)
+        return _Decided(list(requests), depths, wanted, chosen, probe=probe, repeats=repeats)
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         if self._by_found:
@@ -228,7 +250,9 @@ class Adaptive:
             count = len(readers.places_R)
             if self._standing >= pause or not self._latest.is_for(count) or self._are_others(count):
                 self._choose(load, readers, shape.context)
-                readers.write(self._allowed(readers, self._latest))
+                allowed = self._allowed(readers, self._latest)
+                readers.write(allowed.levels_R)
+                readers.note(self._latest.depth, allowed)
                 self._standing = self._came = self._decided.repeats = 0
         if self._probing is not None and self._probing.awaited is None:
             self._probing = None
@@ -298,22 +322,30 @@ class Adaptive:
         deepest = deepest_of(known.requests_P, known.places(requests))
         if not deepest:
             return None
-        decided = self._decided
-        if decided.requests != list(requests):
-            decided = self._decide(requests)
-        readers = self.acceptance.read(requests)
-        chosen = self._beside.chosen if self._reads and self._beside else self._standing_for(len(requests))
-        depths, context = decided.depths, sum(map(first_row, requests))
+        told = self._told
+        if not {request for each in told for request in each.requests}.issuperset(requests):
+            told = [self._decide(requests)]
+        depth_of = {request: depth for each in told for request, depth in zip(each.requests, each.depths, strict=True)}
+        pick_of = {request: pick for each in told for request, pick in zip(each.requests, self._picks(each, deepest))}
+        depths, context = [depth_of[request] for request in requests], sum(map(first_row, requests))
         step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         step = step if prompt else self.rates.padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
-        return Choice(
-            depths,
-            probes=decided.probe is not None,
-            least=chosen.least,
-            chances=self.acceptance.chances(readers, deepest, hoped=not self._reads).round(4).tolist(),
-            seconds=self.cost.one(step) if known_cost else None,
-        )
+        return Choice([pick_of[request] for request in requests], self.cost.one(step) if known_cost else None)
+
+    def _picks(self, told: _Decided, deepest: int) -> list[Pick]:
+        """By what these were told what to draft: by what was known when their depths were settled, or is now."""
+        readers = self.acceptance.read(told.requests)
+        now, known = self._allowed(readers, told.chosen, hoped=told.hoped), readers.known
+        picks = []
+        for r, place in enumerate(readers.places_R):
+            most, least, chances_D = told.chosen.depth, now.least_R[r], now.chances_RD[r]
+            if told.own and told.probe is None and known.requests_P[place]["adaptive"]:
+                most, least = known.requests_P[place]["most"], known.requests_P[place]["least"]
+                chances_D = known.chances_PD[place] if most else chances_D
+            chances = chances_D[:deepest].tolist()
+            picks.append(Pick(told.wanted[r], told.probe is not None, min(int(most), deepest), float(least), chances))
+        return picks
 
     def _load(self, count: int) -> Load:
         return self._loads.at(count, self._latest)
@@ -323,8 +355,8 @@ class Adaptive:
         for about as many: those that come join the others, whose depths it settled."""
         return self._latest if self._latest.is_for(count) else self._load(count).chosen
 
-    def _allowed(self, readers: Readers, chosen: Chosen, *, hoped: bool = True) -> np.ndarray:
-        """[R] levels that requests are to draft by this choice; their own, if they are not adaptive."""
+    def _allowed(self, readers: Readers, chosen: Chosen, *, hoped: bool = True) -> Allowed:
+        """What requests are to draft by this choice; their own levels, if they are not adaptive."""
         return self.acceptance.allowed(readers, chosen.depth, chosen.least, hoped=hoped)
 
     def _probe(self, chosen: Chosen, count: int, deepest: int, reads: bool) -> tuple[int | None, int]:

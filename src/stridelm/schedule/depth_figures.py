@@ -42,18 +42,38 @@ class DepthFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Pick:
+    """What a policy chose for one request of a step, and by what."""
+
+    depth: int
+    """Levels that it was to draft."""
+    probes: bool
+    """The depth was tried only to learn about it."""
+    most: int | None
+    """Levels that no request was to exceed; None if there was no such depth."""
+    least: float
+    """Chance under which a level is not worth its row to this request, whose tokens may count for more than others'."""
+    chances: Sequence[float]
+    """Of each level to be reached and accepted, as they were known when the depth was chosen."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What a policy chose for the requests of one step, and what it expected of it."""
 
-    depths: Sequence[int]
-    probes: bool
-    """The depth was tried only to learn about it."""
-    least: float
-    """Chance under which a level is not worth its row."""
-    chances: Sequence[Sequence[float]]
-    """For each request, the chance of each level to be reached and accepted."""
+    picks: Sequence[Pick]
     seconds: float | None
     """Expected time of the step; None before any was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenReason(Reason):
+    """Of a span whose depth was chosen, or tried. Unless something else made it less, its levels are those of the first
+    `most` whose chances are at least `least`."""
+
+    most: int | None = None
+    """Levels that no request was to exceed, 0 if none was worth its row; None if there was no such depth, or if a depth
+    was tried."""
 
 
 def reasons(spans: Sequence[Span], choice: Choice | None) -> tuple[Reason, ...]:
@@ -77,7 +97,8 @@ def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) 
         return Reason("prompt", levels)
     if place is None:
         return Reason("window", levels)
-    allowed = levels if choice is None else choice.depths[place]
+    pick = None if choice is None else choice.picks[place]
+    allowed = levels if pick is None else pick.depth
     useful = useful_depth(request)
     held = span.depth < min(allowed, useful)
     if held and not behind:
@@ -86,8 +107,9 @@ def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) 
         less: Cause | None = "found"
     else:
         less = "ending" if useful < allowed else None
-    if choice is None or not request.adaptive:
+    if choice is None or pick is None or not request.adaptive:
         return Reason("behind" if held else less or "asked", levels)
-    cause: Cause = "behind" if held else less or ("probe" if choice.probes else "chosen")
-    least = None if choice.probes else choice.least
-    return Reason(cause, levels, choice.chances[place][:levels], least, choice.seconds)
+    cause: Cause = "behind" if held else less or ("probe" if pick.probes else "chosen")
+    most = None if pick.probes else pick.most
+    least = None if pick.probes or most == 0 else pick.least
+    return ChosenReason(cause, levels, pick.chances[:levels], least, choice.seconds, most)

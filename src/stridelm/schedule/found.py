@@ -32,7 +32,7 @@ from itertools import accumulate
 import numpy as np
 
 from stridelm.schedule.counts import middle
-from stridelm.schedule.depth_figures import Choice, DepthFigures
+from stridelm.schedule.depth_figures import Choice, DepthFigures, Pick
 from stridelm.schedule.probes import are_about_as_many
 from stridelm.schedule.rows import decoded_rows, first_row
 from stridelm.schedule.step_cost import StepCost
@@ -269,13 +269,14 @@ class FoundDrafts:
         depths, context = self._depths(requests), sum(map(first_row, requests))
         step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         known = self.cost.knows_prompts if prompt else self.cost.knows_decodes
-        return Choice(
-            depths,
-            probes=self._probes and not self._rested,
-            least=self._prices[-1] / max(1, len(self._prices) - 1),
-            chances=[self._chances_of(request) for request in requests],
-            seconds=self.cost.one(step) if known else None,
-        )
+        each = self._prices[-1] / max(1, len(self._prices) - 1)
+        drafts = any(depth for request, depth in zip(requests, depths, strict=True) if request.found is not None)
+        picks = []
+        for request, depth, counts_for in zip(requests, depths, _weights(requests), strict=True):
+            most = None if depth or drafts else 0
+            probes = self._probes and not self._rested
+            picks.append(Pick(depth, probes, most, each / counts_for, self._chances_of(request)))
+        return Choice(picks, self.cost.one(step) if known else None)
 
     @property
     def _probes(self) -> bool:

@@ -26,13 +26,15 @@ OF_ONE = np.dtype(
         ("fortune", np.float64),
         ("checks", np.int64),
         ("depth", np.int64),
+        ("most", np.int64),
+        ("least", np.float64),
     ],
     align=True,
 )
 """drafter: its number. levels: that it may draft. adaptive: fewer may be chosen. weight: what its tokens count for
 (schedule/urgency.py). fortune: how much likelier its drafts are to be accepted than those of others, as log-odds
 (schedule/acceptance.py). checks: levels of its drafts that were checked so far. depth: levels that it is to draft; -1
-before that was decided."""
+before that was decided. most, least: by what that was decided, as in depth_figures.Pick."""
 UNDECIDED = -1
 
 
@@ -43,6 +45,8 @@ class Known:
         self.requests_P = np.zeros(0, dtype=OF_ONE)
         self.rows_PD = np.zeros((0, 1), dtype=np.int64)
         """Draft rows at each depth; those of the deepest, beyond it."""
+        self.chances_PD = np.zeros((0, 0))
+        """Of each level to be reached and accepted, when the depth was decided."""
         self.drafters: dict[str | None, int] = {}
         """Their numbers, in order of appearance."""
         self.paced = False
@@ -70,6 +74,7 @@ class Known:
     def forget(self) -> None:
         """What was learnt of requests. Their places stay."""
         self.requests_P["fortune"], self.requests_P["checks"], self.requests_P["depth"] = 0.0, 0, UNDECIDED
+        self.requests_P["most"] = 0
 
     def weigh(self, request: Request) -> None:
         """Its tokens may count for more or for less now."""
@@ -86,8 +91,9 @@ class Known:
         request.ticket = Ticket(self._free.pop(), self._free)
         place, levels = request.ticket.index, len(rows) - 1
         number = self.drafters.setdefault(drafter, len(self.drafters))
-        self.requests_P[place] = (number, levels, request.adaptive, weight(request), 0.0, 0, UNDECIDED)
+        self.requests_P[place] = (number, levels, request.adaptive, weight(request), 0.0, 0, UNDECIDED, 0, 0.0)
         if levels > self.levels:
+            self.chances_PD = np.pad(self.chances_PD, ((0, 0), (0, levels - self.levels)))
             self.rows_PD = np.pad(self.rows_PD, ((0, 0), (0, levels - self.levels)), mode="edge")
         self.rows_PD[place, : levels + 1], self.rows_PD[place, levels + 1 :] = rows, rows[-1]
         self.paced |= request.params.target_tps is not None
@@ -99,4 +105,5 @@ class Known:
         more = max(64, before)
         self.requests_P = np.pad(self.requests_P, (0, more))
         self.rows_PD = np.pad(self.rows_PD, ((0, more), (0, 0)))
+        self.chances_PD = np.pad(self.chances_PD, ((0, more), (0, 0)))
         self._free += reversed(range(before, before + more))

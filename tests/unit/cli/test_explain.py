@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stridelm.cli import main as entry_point
-from stridelm.cli.explain import CAUSES, explained, read_trace
+from stridelm.cli.explain import CAUSES, NOT_WORTH_IT, explained, read_trace
 
 COMMAND = ["generate", "--prompt", "def f(x):", "--max-tokens", "40", "--ignore-eos", "--drafter", "mtp"]
 
@@ -35,10 +35,26 @@ def test_every_step_has_its_reason(trace: Path) -> None:
             assert not line["depth"]
             continue
         assert reason["chances"] == sorted(reason["chances"], reverse=True) and len(reason["chances"]) == 3
-        assert reason["least"] is None or reason["cause"] != "probe"
-        assert reason["least"] is not None or reason["cause"] != "chosen"
-        table = explained(line["step"], [line])
-        assert list(table.columns[-1].cells) == [CAUSES[reason["cause"]]]
+        assert reason["most"] is None or reason["cause"] != "probe"
+        assert reason["most"] is not None or reason["cause"] != "chosen"
+        assert (reason["least"] is None) == (not reason["most"])
+        [cells] = zip(*(column.cells for column in explained(line["step"], [line]).columns), strict=True)
+        most = "" if reason["most"] is None else str(reason["most"])
+        least = "" if reason["least"] is None else f"{reason['least']:.2f}"
+        words = NOT_WORTH_IT if reason["cause"] == "chosen" and most == "0" else CAUSES[reason["cause"]]
+        assert (cells[6], cells[8], cells[9]) == (most, least, words)
+
+
+@pytest.mark.parametrize(("most", "least", "words"), [(0, None, NOT_WORTH_IT), (2, 0.25, CAUSES["chosen"])])
+def test_what_was_worth_its_row(trace: Path, most: int, least: float | None, words: str) -> None:
+    """Where nothing is drafted no chance is named from which on it would have been."""
+    line = next(read_trace(trace))
+    reason = {"cause": "chosen", "levels": 3, "chances": [0.2, 0.1, 0.05], "least": least, "seconds": 1e-3}
+    table = explained(1, [{**line, "depth": 0, "reason": {**reason, "most": most}}])
+    shown = {column.header: [*column.cells] for column in table.columns}
+    assert shown["at most"] == [str(most)] and shown["why that depth"] == [words]
+    assert shown["worth from"] == ["" if least is None else f"{least:.2f}"]
+    assert "chance" not in str(table.title)
 
 
 def test_tables_for_all_steps_or_one(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
 from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
-from stridelm.schedule.depth_figures import Choice, DepthFigures, reasons
-from stridelm.types import Follow, Found, Request, Span
+from stridelm.schedule.depth_figures import Choice, ChosenReason, DepthFigures, Pick, reasons
+from stridelm.schedule.planner import Planner
+from stridelm.schedule.row_stairs import RowStairs
+from stridelm.simulate.card import Card, Drafting, Limits
+from stridelm.simulate.workload import Job
+from stridelm.types import Follow, Found, Request, Span, StepPlan
 
 ROWS = (0, 1, 2, 3)
 
@@ -27,7 +36,7 @@ def span(of: Request, depth: int, *, decides: bool = True) -> Span:
 
 
 def chosen(*depths: int, probes: bool = False) -> Choice:
-    return Choice(depths, probes, 0.3, [[0.9, 0.5, 0.2]] * len(depths), 0.01)
+    return Choice([Pick(depth, probes, max(depths), 0.3, [0.9, 0.5, 0.2]) for depth in depths], 0.01)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +71,10 @@ def test_causes(one: Span, choice: Choice | None, cause: str) -> None:
     [reason] = reasons([one], choice)
     assert reason.cause == cause
     assert reason.levels == len(one.request.rows_by_depth) - 1
-    assert (reason.least is not None) == (cause in ("chosen", "behind", "ending", "found") and choice is not None)
+    reported = cause in ("chosen", "behind", "ending", "found") and choice is not None
+    most = reason.most if isinstance(reason, ChosenReason) else None
+    assert (most is not None) == reported
+    assert (reason.least is not None) == (reported and most != 0), "at depth 0 no chance is worth a row"
 
 
 def test_reasons_follow_their_spans() -> None:
@@ -103,3 +115,62 @@ def test_predictions_are_compared_with_what_came() -> None:
     assert choice is not None and choice.seconds == pytest.approx(0.01, rel=0.05)
     policy.clear()
     assert policy.figures == DepthFigures()
+
+
+def card_of(lag: int, seed: int) -> Card:
+    """Where rows cost, and no two steps take as long."""
+    rng = random.Random(seed)
+
+    def seconds(spans: Sequence[Span]) -> float:
+        rows, depth = sum(span.rows for span in spans), max(span.depth for span in spans)
+        return (2e-3 + 2e-4 * rows + 1.5e-4 * depth) * math.exp(rng.gauss(0, 0.03))
+
+    limits = Limits(16, num_pages=4096, lag=lag)
+    return Card(limits, Drafting("mtp", (0, 1, 2, 3), adaptive=True), Adaptive(), seconds)
+
+
+@pytest.mark.parametrize("stairs", [False, True], ids=["", "stairs"])
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("priorities", [(0,), (0, 2), (-1, 1, 3)], ids=str)
+def test_what_is_drafted_follows_from_what_is_reported(
+    monkeypatch: pytest.MonkeyPatch, priorities: tuple[int, ...], lag: int, stairs: bool
+) -> None:
+    """Of every request whose depth was chosen, whatever its tokens count for and whatever was learnt since: the levels
+    of the first `most` that are worth their row. Only where steps are padded some may not fit."""
+    card, rng, causes, shallow = card_of(lag, seed=0), random.Random(1), Counter[str](), 0
+    if stairs:
+        assert isinstance(card.planner.depths, Adaptive)
+        card.planner.depths.rates.stairs = RowStairs(lambda requests, depth: (4, 8, 16, 32, 64))
+    plan: Callable[..., StepPlan] = Planner.plan
+    add = card.queue.add
+
+    def add_urgent(one: Request) -> None:
+        one.priority = rng.choice(priorities)
+        add(one)
+
+    def explained(planner: Planner, *about: object) -> StepPlan:
+        nonlocal shallow
+        planned = planner.explained(plan(planner, *about))
+        for span, reason in zip(planned.spans, planned.reasons, strict=True):
+            causes[reason.cause] += 1
+            if reason.cause == "chosen":
+                assert isinstance(reason, ChosenReason) and reason.most is not None
+                least = math.inf if reason.least is None else reason.least
+                worth = len([*takewhile(least.__le__, reason.chances[: reason.most])])
+                assert span.depth == worth, reason
+                assert (reason.least is None) == (reason.most == 0)
+                shallow += 0 < span.depth < reason.levels
+        return planned
+
+    monkeypatch.setattr(Planner, "plan", explained)
+    monkeypatch.setattr(card.queue, "add", add_urgent)
+    now, left = 0.0, 60
+    while left or card.outstanding or card.flights:
+        while left and card.outstanding < 8:
+            chance, left = rng.choice((0.1, 0.5, 0.9)), left - 1
+            card.add(str(left), Job.drawn(rng.randint(20, 99), rng.randint(10, 120), (chance,) * 3, 0, left))
+        card.launch(now)
+        now = card.flights[0].ends
+        card.land()
+    assert causes["chosen"] > 1000 and causes["probe"] and shallow
+    assert stairs or not causes["room"]

@@ -224,10 +224,15 @@ def test_what_is_told_of_a_choice() -> None:
         request.found = Found(levels, SURE if levels else 0)
     depths = texts.policy.depths(texts.requests)
     choice = texts.policy.explain(texts.requests)
-    assert choice is not None and list(choice.depths) == list(depths) == [0, 1, 4, 4, 4, 4, 4, 4]
+    assert choice is not None
+    assert [pick.depth for pick in choice.picks] == list(depths) == [0, 1, 4, 4, 4, 4, 4, 4]
     assert choice.seconds == pytest.approx(dear(8, 25), rel=0.15)
-    assert choice.chances[2][0] > 0.9 and choice.chances[2] == sorted(choice.chances[2], reverse=True)
-    assert choice.least is not None and 0.2 < choice.least < 1.0
+    assert all(0.2 < pick.least < 1.0 and pick.most is None for pick in choice.picks)
+    sure = choice.picks[2].chances
+    assert sure[0] > 0.9 and sure == sorted(sure, reverse=True)
+    texts.requests[2].priority = 1
+    less_urgent = texts.policy.explain(texts.requests)
+    assert less_urgent is not None and less_urgent.picks[2].least == pytest.approx(2 * choice.picks[2].least)
     figures = texts.policy.figures
     assert figures.drafted and figures.spared and figures.gain > 1.0
     assert figures.seconds["predicted"] == pytest.approx(figures.seconds["measured"], rel=0.1)
@@ -292,7 +297,8 @@ def test_a_prompt_that_ends_does_not_change_what_is_drafted() -> None:
     assert policy.depths(texts.requests) == [0] * 32
     assert policy.depths([newcomer], Others(asked=32)) == [2]
     choice = policy.explain([*texts.requests, newcomer])
-    assert choice is not None and list(choice.depths) == [*[0] * 32, 2]
+    assert choice is not None and [pick.depth for pick in choice.picks] == [*[0] * 32, 2]
+    assert [pick.most for pick in choice.picks] == [*[0] * 32, None], "nothing was worth its row"
 
 
 @pytest.mark.parametrize("looks", [3 * LONG, 5 * LONG, 8 * LONG + 7])
