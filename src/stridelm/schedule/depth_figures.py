@@ -14,7 +14,7 @@ class DepthFigures:
     """Counted since the engine started."""
 
     depths: dict[str, int] = field(default_factory=dict)
-    """Levels drafted for a request in a step -> how often."""
+    """Levels drafted in a step for a request whose depth is chosen -> how often."""
     drafted: int = 0
     """Draft rows that ran."""
     spared: int = 0
@@ -27,7 +27,8 @@ class DepthFigures:
     """Tokens per second over those of plain decoding, as estimated when a depth was last chosen."""
 
     def count(self, often: Sequence[int], drafted: int, most: int) -> None:
-        """A step: requests for which 0, 1, .. levels were drafted, its draft rows, and those of the full drafts."""
+        """A step: requests whose depths are chosen for which 0, 1, .. levels were drafted, its draft rows, and those
+        of the full drafts."""
         for depth, requests in enumerate(often):
             if requests:
                 self.depths[str(depth)] = self.depths.get(str(depth), 0) + requests

@@ -120,8 +120,9 @@ def own_depths(requests_P, places_R, probe):
 
 @nb.njit(cache=True)
 def sums(requests_P, rows_PD, places_R, depths_SR):
-    """[D + 1] how often so many levels were drafted; most levels of any adaptive request; rows of full drafts; and of
-    each step, [3, S], rows drafted, the depth of the deepest draft, and of the deepest of an adaptive request."""
+    """[D + 1] how often so many levels were drafted for an adaptive request; most levels of any such; rows of full
+    drafts; and of each step, [3, S], rows drafted, the depth of the deepest draft, and of the deepest of an adaptive
+    request."""
     often_D, steps_3S = np.zeros(rows_PD.shape[1], dtype=np.int64), np.zeros((3, len(depths_SR)), dtype=np.int64)
     deepest, most = 0, 0
     for r in range(len(places_R)):
@@ -131,9 +132,9 @@ def sums(requests_P, rows_PD, places_R, depths_SR):
             deepest = max(deepest, request.levels)
         for s in range(len(depths_SR)):
             level = int(depths_SR[s, r])
-            often_D[level] += 1
             steps_3S[0, s] += rows_PD[places_R[r], level]
             steps_3S[1, s] = max(steps_3S[1, s], level)
             if request.adaptive:
+                often_D[level] += 1
                 steps_3S[2, s] = max(steps_3S[2, s], level)
     return often_D, deepest, most, steps_3S

@@ -240,7 +240,8 @@ class FoundDrafts:
             requests, drafted = requests + sum(span.decides for span in spans), drafted + rows
             drafting, depths = drafting + bool(rows), depths + shape.depth
             asked += len(spans) if rows else 0
-            often = np.bincount([span.depth for span in spans]).tolist()
+            chosen = [span.depth for span in spans if span.decides and span.request.adaptive]
+            often = np.bincount(np.array(chosen, dtype=np.int64)).tolist()
             self.figures.count(often, rows, sum(each.levels for each in found if each is not None))
         if self._looked >= ENOUGH:
             self._judge()

@@ -101,6 +101,20 @@ def test_counts() -> None:
     assert (figures.drafted, figures.spared) == (3 + 2 + 3, 3 + 4)
 
 
+@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
+def test_only_depths_that_are_chosen_are_counted(drafter: str) -> None:
+    """Not those of requests beside them that draft nothing, that have a depth of their own, or whose prompt is read."""
+    policy, kind = Adaptive(), Speculation(drafter=drafter)
+    looked: dict[str, object] = {"looks_ahead": True, "found": Found(2, 8)} if drafter == "ngram" else {}
+    plain, fixed = request(rows_by_depth=(0,), adaptive=False), request(adaptive=False, speculation=kind, **looked)
+    one = request(speculation=kind, **looked)
+    policy.depths([one, plain, fixed])
+    reads = [span(request(speculation=kind, **looked), 0, decides=False)]
+    policy.landed([span(one, 1), span(plain, 0), span(fixed, 2), *reads], [0] * 4, 0.01)
+    policy.settle()
+    assert policy.figures.depths == {"1": 1} and policy.figures.drafted == 3
+
+
 def test_predictions_are_compared_with_what_came() -> None:
     """Of steps that all cost and bring the same, the prediction is exact in the long run."""
     policy, one = Adaptive(), request(params=SamplingParams())
