@@ -23,8 +23,8 @@ class DepthFigures:
     """Of those steps whose time was predicted, to compare."""
     tokens: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("predicted", "measured"), 0.0))
     """The same for what they emitted."""
-    gain: float = 1.0
-    """Tokens per second over those of plain decoding, as estimated when a depth was last chosen."""
+    gain: float | None = None
+    """Tokens per second over those of plain decoding, as estimated when a depth was last chosen; None before."""
 
     def count(self, often: Sequence[int], drafted: int, most: int) -> None:
         """A step: requests whose depths are chosen for which 0, 1, .. levels were drafted, its draft rows, and those

@@ -7,10 +7,13 @@ rule is summed. For the same reason there are no `_created` series, whose names 
 A "request" in a metric's name is one sample: an HTTP request may ask for several. A sample's speculation is counted
 when it ends, all at once, so that these metrics are consistent with each other at any time; what the engine counts
 (`stride_engine_...`) runs ahead of them.
+
+A gauge whose value is not known is NaN here and left out of what is shown: any number would be taken for one.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,8 +229,9 @@ class Metrics(Collector):
             self._following("compared_step_tokens", "The same steps' tokens, predicted and measured", "source"),
         )
         self._gain = self._gauge(
-            "engine_speculation_gain_ratio", "Tokens per second over plain decoding's, as estimated right now"
+            "engine_speculation_gain_ratio", "Tokens per second over plain decoding's, as estimated right now, if it is"
         )
+        self._gain.set(math.nan)
 
         self._vllm: tuple[tuple[str, Collector, tuple[str, ...]], ...] = (
             ("num_requests_running", self._running, ()),
@@ -297,12 +301,13 @@ class Metrics(Collector):
         self._draft_rows.take({"run": figures.drafted, "spared": figures.spared}, restarted=restarted)
         for following, pairs in zip(self._foreseen, (figures.seconds, figures.tokens), strict=True):
             following.take(pairs, restarted=restarted)
-        self._gain.set(figures.gain)
+        self._gain.set(math.nan if figures.gain is None else figures.gain)
 
     def engine_down(self) -> None:
         """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
-        for gauge in (self._up, self._running, self._waiting, self._usage, self._rows, self._gain):
+        for gauge in (self._up, self._running, self._waiting, self._usage, self._rows):
             gauge.set(0)
+        self._gain.set(math.nan)
         self._pages.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
         for following in (self._uncaptured, self._depths, self._draft_rows, *self._foreseen):
@@ -336,6 +341,8 @@ class Metrics(Collector):
         """Add the values of another instance. A gauge is the sum too: each has one process that sets it."""
         for name, series in snapshot.values.items():
             metric = self._numbers[name]
+            if metric is self._gain and series:
+                self._gain.set(0)  # known now
             for labels, value in series:
                 (metric.labels(*labels) if labels else metric).inc(value)
         for name, spreads in snapshot.spreads.items():
@@ -400,8 +407,8 @@ class Metrics(Collector):
 
 
 def _lasting(family: Metric) -> Iterator[Sample]:
-    """The samples without the `_created` series."""
-    return (sample for sample in family.samples if not sample.name.endswith("_created"))
+    """The samples that are known, without the `_created` series."""
+    return (sample for sample in family.samples if not (sample.name.endswith("_created") or math.isnan(sample.value)))
 
 
 def _shown(family: Metric, name: str, labels: dict[str, str], kept: Sequence[str] | None = None) -> Metric:

@@ -234,7 +234,7 @@ def test_what_is_told_of_a_choice() -> None:
     less_urgent = texts.policy.explain(texts.requests)
     assert less_urgent is not None and less_urgent.picks[2].least == pytest.approx(2 * choice.picks[2].least)
     figures = texts.policy.figures
-    assert figures.drafted and figures.spared and figures.gain > 1.0
+    assert figures.drafted and figures.spared and figures.gain is not None and figures.gain > 1.0
     assert figures.seconds["predicted"] == pytest.approx(figures.seconds["measured"], rel=0.1)
     assert figures.tokens["predicted"] == pytest.approx(figures.tokens["measured"], rel=0.2)
 
