@@ -63,7 +63,8 @@ class StepCost:
     def note(self, step: StepShape, seconds: float, tried: int | None = None) -> None:
         """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was.
 
-        The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then.
+        The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then. Nor
+        does one that took no time: a clock's ticks may be longer than a step.
         """
         if step.behind:
             self._caught_up(step, seconds)
@@ -71,6 +72,8 @@ class StepCost:
         kind = step.depth, step.prompt > 0
         switched, self._latest = self._latest not in (None, kind), kind
         if tried is not None and not _add(self._begun, step.requests, tried):
+            return
+        if seconds <= 0.0:
             return
         if step.prompt:
             if len(self._prompts) >= FEW_PROMPTS:

@@ -15,7 +15,10 @@ PACE = 0.1
 
 
 def keep_pace(request: Request, emitted: int, seconds: float) -> None:
-    """Note how fast a request that has a target goes. emitted: its tokens in a step that took this long."""
+    """Note how fast a request that has a target goes. emitted: its tokens in a step that took this long; if that is no
+    time, by a clock with long ticks, nothing is noted."""
+    if seconds <= 0.0:
+        return
     stats, rate = request.stats, emitted / seconds
     stats.pace = rate if stats.pace is None else stats.pace + PACE * (rate - stats.pace)
 

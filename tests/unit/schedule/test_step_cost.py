@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from stridelm import SamplingParams
+from stridelm.params import Speculation
 from stridelm.schedule.counts import middle, stair
 from stridelm.schedule.decode_times import OUTLIER
 from stridelm.schedule.prompt_rows import LONGEST, PATIENCE, Timed
 from stridelm.schedule.step_cost import StepCost
 from stridelm.schedule.step_shape import StepShape
+from stridelm.schedule.urgency import keep_pace
+from stridelm.types import Request
 
 BASE, EACH = 0.008, 22e-6
 """Seconds of a step without rows, and per row: about what an 8B model takes on an H100."""
@@ -275,3 +280,24 @@ def test_the_middle_of_counts_that_are_alike() -> None:
         alike.setdefault(stair(count), []).append(count)
     for counts in alike.values():
         assert {middle(count) for count in counts} == {statistics.mean(counts)}
+
+
+@pytest.mark.parametrize(
+    "step", [prompts(100), decodes(4), replace(decodes(4), behind=9)], ids=("prompt", "decode", "behind")
+)
+def test_a_step_that_took_no_time(step: StepShape) -> None:
+    """The ticks of a clock may be longer than a step: it says nothing."""
+    cost, other = StepCost(), StepCost()
+    for seconds in (0.0, 1e-3, 0.0, 1e-3, 2e-3):
+        for each in (cost, other):
+            if seconds or each is cost:
+                each.note(replace(step, behind=0), seconds)
+                each.note(step, seconds)
+    assert cost.one(step) == other.one(step) > 0.0
+
+
+def test_a_pace_over_no_time() -> None:
+    request = Request("", [0], SamplingParams(target_tps=50.0), Speculation())
+    for seconds, pace in ((0.0, None), (0.1, 10.0), (0.0, 10.0)):
+        keep_pace(request, 1, seconds)
+        assert request.stats.pace == pace
