@@ -18,7 +18,6 @@ from stridelm import SamplingParams
 from stridelm.cache.ledger import Ledger
 from stridelm.params import Speculation
 from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
-from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.probes import SOONEST, Chosen, Load, Loads
@@ -487,15 +486,29 @@ def test_others_keep_their_depth() -> None:
 
 def test_levels_after_a_refused_one_are_not_counted() -> None:
     """A draft that fails at its first level says nothing of the second: counting it would halve the estimate."""
-    rng, acceptance = random.Random(0), Acceptance()
+    rng, policy = random.Random(0), Adaptive()
     requests = Simulation(Configured(), [0.0] * 20, small).requests
     for _ in range(200):
         accepted = [next((j for j, chance in enumerate((0.5, 0.9)) if rng.random() >= chance), 2) for _ in requests]
-        readers = acceptance.read(requests)
-        acceptance.learn(readers, accepted, [min(levels + 1, 2) for levels in accepted])
-        readers.write([0] * len(requests))
-    first, second = acceptance.chances(acceptance.read(requests), 2).mean(0)
+        policy.landed([Span(request, 0, 1, 2, 2) for request in requests], accepted, 1e-3)
+    policy.settle()
+    first, second = policy.acceptance.chances(policy.acceptance.read(requests), 2).mean(0)
     assert first == pytest.approx(0.5, abs=0.12) and second / first == pytest.approx(0.9, abs=0.08)
+
+
+@pytest.mark.parametrize("measured", [0.0, 1e-2], ids=["never", "seldom"])
+def test_a_clock_with_long_ticks(measured: float) -> None:
+    """By it most steps take no time. What they accept is learnt all the same."""
+    policy = Adaptive()
+    run = Simulation(policy, [0.2, 0.2, 0.9, 0.9], lambda requests, rows, depth: measured if run.seed % 8 == 0 else 0.0)
+    run.requests[0].params = SamplingParams(target_tps=50.0)
+    run.life = math.inf
+    for _ in range(200):
+        run.seed += 1
+        run.run(1)
+    assert policy.cost.knows_decodes == (measured > 0)
+    chances = policy.acceptance.chances(policy.acceptance.read(run.requests), 1)[:, 0]
+    assert max(chances[:2]) < 0.5 < min(chances[2:])
 
 
 def test_the_young_are_like_the_others() -> None:
