@@ -14,7 +14,8 @@ from stridelm.draft import DRAFTERS
 from stridelm.schedule.adaptive import Adaptive
 from support.checks.identity import check_identity, prompts, sampling
 from support.doubles.bounds import LaggingStand, bounds_registered
-from support.doubles.stand import Job, Stand
+from support.doubles.depths import Contrary, RandomDepths, Swinging
+from support.doubles.stand import Job, Stand, speculation
 
 DRAFTING = [name for name in DRAFTERS if name != "none"]
 
@@ -51,6 +52,26 @@ def test_identity(stands: dict[str, Stand], way: str, drafter: str, temperature:
     check_identity(stand, jobs, llm=llm)
     policy = llm.engine.steps.planner.depths
     assert isinstance(policy, Adaptive) and policy.figures.depths, "nothing was chosen"
+
+
+@pytest.mark.parametrize("adversary", ["random", "contrary", "swinging"])
+@pytest.mark.parametrize("way", ["at once", "in flight"])
+@pytest.mark.parametrize("drafter", [name for name in ("ngram", "mtp", "eagle") if name in DRAFTERS])
+def test_no_token_depends_on_what_is_decided(stands: dict[str, Stand], way: str, drafter: str, adversary: str) -> None:
+    """Not even if whoever decides knows what will be refused, or never lets a drafter's KV catch up in time."""
+    stand = stands[way]
+    kind = {**speculation(stand, drafter), "depth": "auto"}
+    jobs = [Job(prompt, sampling(stand, prompt, 1.0, "nothing"), kind) for prompt in prompts(stand, 6)]
+    texts = {tuple(job.prompt): stand.tokens(job.prompt, job.params) for job in jobs}
+    policy = {"random": RandomDepths(), "contrary": Contrary(texts), "swinging": Swinging()}[adversary]
+    llm = stand.llm(drafter=drafter, depth="auto", page_size=4, max_num_seqs=4)
+    llm.engine.steps.planner.depths = policy
+    check_identity(stand, jobs, llm=llm)
+    stats = llm.engine.stats
+    assert stats.drafted, "nothing was tried"
+    if drafter == "ngram" and adversary == "contrary":
+        assert stats.accepted < 0.2 * stats.drafted
+    assert not isinstance(policy, Swinging) or bool(policy.caught_up) == (drafter != "ngram")
 
 
 def test_urgency_changes_no_token(stands: dict[str, Stand]) -> None:

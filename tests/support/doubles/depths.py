@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stridelm.schedule.depth import NOBODY, Configured, Others
-from stridelm.types import Request
+from stridelm.schedule.rows import catches_up
+from stridelm.types import Request, Span
 
 
 @dataclass
@@ -42,3 +43,41 @@ class AtMost(Configured):
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
         return [min(self.levels, len(request.rows_by_depth) - 1) for request in requests]
+
+
+@dataclass
+class Contrary(Configured):
+    """Knows what requests will emit: drafts all levels where what is looked up will be refused, and nothing where it
+    will be accepted."""
+
+    texts: Mapping[tuple[int, ...], Sequence[int]]
+    """Prompt -> output."""
+
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        return [0 if self._is_guessed(request) else len(request.rows_by_depth) - 1 for request in requests]
+
+    def _is_guessed(self, request: Request) -> bool:
+        """Whether the next token is the one that followed the last one's latest earlier place."""
+        known, left = request.token_ids, self.texts[tuple(request.prompt_ids)][len(request.output_ids) :]
+        places = [place for place in range(len(known) - 1) if known[place] == known[-1]]
+        return bool(places) and known[places[-1] + 1 :][:1] == list(left[:1])
+
+
+@dataclass
+class Swinging(Configured):
+    """Nothing for a few steps, then all levels for as many, and so on: whatever follows the target is always behind."""
+
+    steps: int = 3
+    landings: int = 0
+    caught_up: int = 0
+    """Steps in which drafters did."""
+
+    def drafts(self, requests: int) -> bool:
+        return bool(self.landings // self.steps % 2)
+
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        return [len(request.rows_by_depth) - 1 if self.drafts(1) else 0 for request in requests]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
+        self.landings += 1
+        self.caught_up += any(map(catches_up, spans))
