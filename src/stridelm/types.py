@@ -217,15 +217,18 @@ short. probe: the depth is tried only to learn about it. chosen: it makes the mo
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Of one span. What a depth policy knew when it chose is only there if one did."""
+    """Of one span. What a depth policy knew when it chose is only there if one did: unless something else made it less,
+    the depth is that of the first `most` levels whose chances are at least `least`."""
 
     cause: Cause
     levels: int
     """Most levels that the request's drafts may have."""
+    most: int | None = None
+    """Levels that no request was to exceed, 0 if none was worth its row; None also if a depth was tried."""
+    least: float | None = None
+    """Chance under which a level was not worth its row to this request."""
     chances: Sequence[float] = ()
     """Of each level to be reached and accepted."""
-    least: float | None = None
-    """Chance under which a level was not worth its row."""
     seconds: float | None = None
     """Expected time of the whole step."""
 

@@ -89,7 +89,7 @@ def explained(step: int, lines: list[Line]) -> Table:
         table.add_column(heading, justify="left" if heading in WORDS else "right")
     for line in lines:
         reason, verdict = line["reason"], line["verdict"]
-        most, least = reason.get("most"), reason["least"]
+        most, least = reason["most"], reason["least"]
         table.add_row(
             line["request"],
             str(sum(row["role"] == "real" for row in line["rows"])),

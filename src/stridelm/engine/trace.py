@@ -6,8 +6,7 @@ One line per step and request, written after the commit and before stop rules cu
     request      the request's id
     admitted     true in the step that (re)admits it; `computed.before` is then its prefix hit
     drafter, acceptance, depth
-    reason       why the draft has this depth, as in `types.Reason`: {cause, levels, chances, least, seconds}; where
-                 depths are chosen also {most}, as in `depth_figures.ChosenReason`
+    reason       why the draft has this depth, as in `types.Reason`: {cause, levels, most, least, chances, seconds}
     decides      false while prompt rows remain to be computed: such a step emits nothing
     computed     {before, after}: leading tokens whose KV is committed
     rows         the span's live rows, in order:

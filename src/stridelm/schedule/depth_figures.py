@@ -67,16 +67,6 @@ class Choice:
     """Expected time of the step; None before any was measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenReason(Reason):
-    """Of a span whose depth was chosen, or tried. Unless something else made it less, its levels are those of the first
-    `most` whose chances are at least `least`."""
-
-    most: int | None = None
-    """Levels that no request was to exceed, 0 if none was worth its row; None if there was no such depth, or if a depth
-    was tried."""
-
-
 def reasons(spans: Sequence[Span], choice: Choice | None) -> tuple[Reason, ...]:
     """A step's, in the order of its spans. choice: of the policy for those spans that decide and that are not
     `all_or_nothing`, in order; None if depths are not chosen."""
@@ -113,4 +103,4 @@ def _reason(span: Span, choice: Choice | None, place: int | None, behind: bool) 
     cause: Cause = "behind" if held else less or ("probe" if pick.probes else "chosen")
     most = None if pick.probes else pick.most
     least = None if pick.probes or most == 0 else pick.least
-    return ChosenReason(cause, levels, pick.chances[:levels], least, choice.seconds, most)
+    return Reason(cause, levels, most, least, pick.chances[:levels], choice.seconds)

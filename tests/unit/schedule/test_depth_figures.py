@@ -14,7 +14,7 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
-from stridelm.schedule.depth_figures import Choice, ChosenReason, DepthFigures, Pick, reasons
+from stridelm.schedule.depth_figures import Choice, DepthFigures, Pick, reasons
 from stridelm.schedule.planner import Planner
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -72,7 +72,7 @@ def test_causes(one: Span, choice: Choice | None, cause: str) -> None:
     assert reason.cause == cause
     assert reason.levels == len(one.request.rows_by_depth) - 1
     reported = cause in ("chosen", "behind", "ending", "found") and choice is not None
-    most = reason.most if isinstance(reason, ChosenReason) else None
+    most = reason.most
     assert (most is not None) == reported
     assert (reason.least is not None) == (reported and most != 0), "at depth 0 no chance is worth a row"
 
@@ -168,7 +168,7 @@ def test_what_is_drafted_follows_from_what_is_reported(
         for span, reason in zip(planned.spans, planned.reasons, strict=True):
             causes[reason.cause] += 1
             if reason.cause == "chosen":
-                assert isinstance(reason, ChosenReason) and reason.most is not None
+                assert reason.most is not None
                 least = math.inf if reason.least is None else reason.least
                 worth = len([*takewhile(least.__le__, reason.chances[: reason.most])])
                 assert span.depth == worth, reason
