@@ -81,7 +81,8 @@ class Engine:
         guesser = Sampler(self.sampling, self.tokens, grammars=not loaded.attention.reads_device)
         chooses = config.depth == "auto" and can_choose(settle(config.speculation, loaded.target))
         apart = not loaded.attention.reads_device
-        patience = HOST_PATIENCE if apart else PATIENCE
+        self.patience = HOST_PATIENCE if apart else PATIENCE
+        """Most rows that a drafter's KV may lack, if depths are chosen."""
         self.runner = EagerRunner(loaded.model, loaded.pool, loaded.attention, config.check_pages)
         runtime = TargetRuntime(
             self.runner,
@@ -92,7 +93,7 @@ class Engine:
             loaded.deterministic,
             ops,
             self.tokens.arena,
-            patience if chooses else 0,
+            self.patience if chooses else 0,
         )
         self.drafters = Drafters(loaded.target, guesser, self.tokens, runtime)
         self.device = DeviceStep(

@@ -15,10 +15,10 @@ from stridelm.cache.transaction import Transaction
 from stridelm.engine.stats import count_acceptance
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Budget, DepthPolicy, Planner, Queue, within
-from stridelm.schedule.rows import has_prompt
+from stridelm.schedule.rows import behind_after, has_prompt
 from stridelm.schedule.slack import EARLY, EARLY_SHARE
 from stridelm.simulate.workload import Job
-from stridelm.types import Request, Span, StepPlan
+from stridelm.types import DraftKV, Request, Span, StepPlan
 
 Seconds = Callable[[Sequence[Span]], float]
 """How long a step of these spans takes."""
@@ -36,6 +36,9 @@ class Limits:
     page_size: int = 16
     itl_target_ms: float = 40.0
     lag: int = 0
+    patience: int = 0
+    apart: bool = False
+    """Both as of schedule/waits.py, where depths are chosen."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Drafting:
     """Up to the depth of its requests."""
     adaptive: bool = False
     host_bound: bool = False
+    may_wait: bool = False
+    """Its own KV may be computed some steps later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,9 @@ class Card:
         assert depths.cost is not None
         prompts = within(limits.itl_target_ms, depths.cost)
         budget = Budget(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self.planner = Planner(budget, depths, prompts, limits.lag)
+        patience = limits.patience if drafting.adaptive else 0
+        self.planner = Planner(budget, depths, prompts, limits.lag, patience, limits.apart)
+        self._draft_kv = DraftKV(drafting.drafter, lookahead=0, may_wait=True) if drafting.may_wait else None
         self._speculation = Speculation(drafter=drafting.drafter)
         self._seconds, self._clock = seconds, clock
         self._jobs: dict[Request, Job] = {}
@@ -111,6 +118,7 @@ class Card:
             arrival=self._arrivals,
             host_bound=self.drafting.host_bound,
             adaptive=self.drafting.adaptive,
+            draft_kv=self._draft_kv,
             needs_states=True,  # whatever drafts: of what others guess where a prompt ends, nothing is known
         )
         self._arrivals += 1
@@ -152,6 +160,8 @@ class Card:
                 return self._launch(now)
             assert self.queue.empty or self.flights, "requests are queued and none can run"
             return None
+        for span in plan.spans:
+            span.request.behind = behind_after(span)
         with self.ledger.reserve(plan.spans) as transaction:
             transaction.hold()
         begins = max(now, self.flights[-1].ends) if self.flights else now

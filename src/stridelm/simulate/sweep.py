@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stridelm.bench.serving.cells import Cell, OnRun
 from stridelm.bench.serving.figures import Figures, over_best, pace_ratio, speed_ratio
@@ -90,18 +91,21 @@ def limits_of(table: CostTable, settings: SimulationSettings) -> Limits:
         page_size=engine.page_size,
         itl_target_ms=engine.itl_target_ms if given is None else given,
         lag=engine.lag,
+        patience=engine.patience,
+        apart=engine.apart,
     )
 
 
 def fleet_of(table: CostTable, variant: Variant, settings: SimulationSettings) -> Fleet:
     costs, limits = table.drafters[variant.drafter], limits_of(table, settings)
-    drafting = Drafting(variant.drafter, costs.rows_by_depth[: variant.depth + 1], variant.adaptive, costs.host_bound)
+    rows_by_depth = costs.rows_by_depth[: variant.depth + 1]
+    drafting = Drafting(variant.drafter, rows_by_depth, variant.adaptive, costs.host_bound, costs.may_wait)
     cards = [
         Card(
             limits,
             drafting,
             Adaptive() if variant.adaptive else Configured(StepCost()),
-            costs.seconds,
+            partial(table.seconds, variant.drafter),
             Noise(settings.noise, settings.seed + number),
         )
         for number in range(settings.cards)

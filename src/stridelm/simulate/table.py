@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stridelm.schedule.rows import has_prompt
+from stridelm.schedule.rows import catches_up, has_prompt
 from stridelm.simulate.curve import DecodeCurve, DecodePoint, PromptCurve, PromptPoint
-from stridelm.types import Span
+from stridelm.types import Follow, Span
 
 PLAIN = "none"
 """The drafter of plain decoding."""
@@ -25,6 +25,9 @@ class EngineLimits:
     itl_target_ms: float = 40.0
     lag: int = 0
     """Steps that are launched before the verdict of the one before is read: 0 on a CPU, 1 on a GPU."""
+    patience: int = 0
+    apart: bool = False
+    """Both as of schedule/waits.py, if depths are chosen; 0 and False in tables that do not say it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class DrafterCosts:
     host_bound: bool = False
     """The host must see a request's tokens before it can draft again."""
     stairs: tuple[int, ...] = ()
+    may_wait: bool = False
+    """It keeps KV of its own, which may be computed some steps later. In the steps of the points it was not."""
     decoding: DecodeCurve = field(init=False, compare=False)
     reading: PromptCurve = field(init=False, compare=False)
 
@@ -49,8 +54,8 @@ class DrafterCosts:
         object.__setattr__(self, "reading", PromptCurve(self.prompts))
 
     def seconds(self, spans: Sequence[Span]) -> float:
-        """Of a step. If it has prompt rows: what a step of prompts with as many known tokens takes, and what drafts add
-        to a step of as many requests that decode."""
+        """Of a step in which no drafter waits or catches up. If it has prompt rows: what a step of prompts with as many
+        known tokens takes, and what drafts add to a step of as many requests that decode."""
         real = sum(span.real for span in spans)
         deciding = [span for span in spans if span.decides]
         count, drafted = len(deciding), sum(span.draft for span in deciding)
@@ -89,6 +94,22 @@ class CostTable:
     requests: tuple[RecordedRequest, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     """The environment in which it was recorded."""
+
+    def seconds(self, drafter: str, spans: Sequence[Span]) -> float:
+        """Of a step whose requests all have this drafter. What its own KV takes is what its steps without drafts take
+        longer than plain ones. A span that waits is spared its share of that, by real rows; catching up takes as much
+        longer as it takes to read a prompt of so many rows."""
+        own, plain = self.drafters[drafter], self.drafters[PLAIN]
+        seconds = own.seconds(spans)
+        waiting = sum(span.real for span in spans if span.follow is Follow.LATER)
+        if waiting:
+            bare = [replace(span, depth=0, draft=0) for span in spans]
+            share = waiting / sum(span.real for span in spans)
+            seconds -= share * max(0.0, own.seconds(bare) - plain.seconds(bare))
+        behind = sum(span.behind for span in spans if catches_up(span))
+        if behind:
+            seconds += max(0.0, own.reading.seconds(behind, 0) - plain.reading.seconds(behind, 0))
+        return seconds
 
     @property
     def most_requests(self) -> int:

@@ -14,7 +14,9 @@ from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
 from stridelm.values import number
 
-FORMAT = "stride-cost-table-1"
+FORMAT = "stride-cost-table-2"
+READABLE = ("stride-cost-table-1", FORMAT)
+"""The first says nothing of drafters that wait."""
 REMEDY = "`stride bench cost` writes such a file"
 
 
@@ -34,6 +36,7 @@ def as_text(table: CostTable) -> str:
             "rows_by_depth": list(costs.rows_by_depth),
             "usual_depth": costs.usual_depth,
             "host_bound": costs.host_bound,
+            "may_wait": costs.may_wait,
             "decode": [[p.requests, p.rows, p.depth, round(p.context, 1), _short(p.seconds)] for p in costs.decode],
             "prompts": [[p.rows, round(p.context, 1), _short(p.seconds)] for p in costs.prompts],
         }
@@ -75,8 +78,8 @@ def read_table(path: Path) -> CostTable:
 
 
 def _table(found: Any) -> CostTable:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"not a cost table of this version ({FORMAT}); {REMEDY}")
+    if not isinstance(found, dict) or found.get("format") not in READABLE:
+        raise ValueError(f"not a cost table of a known version ({', '.join(READABLE)}); {REMEDY}")
     stairs = tuple(int(number("stairs", each, 1, 2**31, whole=True)) for each in found.get("stairs", ()))
     drafters = {name: _drafter(name, each, stairs) for name, each in found["drafters"].items()}
     if PLAIN not in drafters:
@@ -106,6 +109,7 @@ def _limits(found: Mapping[str, Any]) -> EngineLimits:
     number("engine.max_model_len", limits.max_model_len, 2, 2**31, whole=True)
     number("engine.itl_target_ms", limits.itl_target_ms, 0, 1e6)
     number("engine.lag", limits.lag, 0, 1, whole=True)
+    number("engine.patience", limits.patience, 0, 2**31, whole=True)
     return limits
 
 
@@ -120,8 +124,9 @@ def _drafter(name: str, found: Mapping[str, Any], stairs: tuple[int, ...]) -> Dr
     usual = int(
         number(f"{name}: usual_depth", found.get("usual_depth", len(widths) - 1), 0, len(widths) - 1, whole=True)
     )
+    host_bound, may_wait = (bool(found.get(name, False)) for name in ("host_bound", "may_wait"))
     try:
-        return DrafterCosts(widths, decode, prompts, usual, bool(found.get("host_bound", False)), stairs)
+        return DrafterCosts(widths, decode, prompts, usual, host_bound, stairs, may_wait)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,12 @@ from stridelm.schedule import Configured
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.step_cost import StepCost
 from stridelm.simulate.card import Card, Drafting, Limits, Seconds
+from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.fleet import Fleet, least_outstanding, round_robin
+from stridelm.simulate.settings import SimulationSettings
+from stridelm.simulate.sweep import sweep
+from stridelm.simulate.table import PLAIN as NONE
+from stridelm.simulate.table import CostTable, DrafterCosts, EngineLimits
 from stridelm.simulate.workload import Job, chance_of_each, read_acceptance
 from stridelm.types import Span
 
@@ -34,9 +40,9 @@ def by_rows(spans: Sequence[Span]) -> float:
     return 0.01 + 0.001 * sum(span.rows for span in spans)
 
 
-def card(drafting: Drafting = PLAIN, seconds: Seconds = constant, streams: int = 8, **limits: int) -> Card:
+def card(drafting: Drafting = PLAIN, seconds: Seconds = constant, streams: int = 8, **limits: Any) -> Card:
     policy = Adaptive() if drafting.adaptive else Configured(StepCost())
-    return Card(Limits(**{"max_num_seqs": streams, **limits}), drafting, policy, seconds)
+    return Card(Limits(streams, **limits), drafting, policy, seconds)
 
 
 def some_jobs(count: int, tokens: int, chance: float = 0.0, prompt: int = 1, seed: int = 0) -> list[Job]:
@@ -198,6 +204,42 @@ def test_the_engines_policy_chooses() -> None:
     bad, good = (sum(each.drafted or 0 for each in mixed.answered[first::2]) for first in (0, 1))
     assert good > 3 * bad
     assert mixed.tokens_per_s > rate(DRAFTING, [0.1, 0.9]).tokens_per_s
+
+
+def followed(patience: int, lag: int) -> CostTable:
+    """A head whose own KV takes 40% of a plain step, or of a prompt; a draft's level takes 10% more."""
+
+    def costs(depth: int, follows: float) -> DrafterCosts:
+        decode = [
+            DecodePoint(n, n * (1 + d), d, 0, (0.01 + 0.0005 * n) * (1 + follows + 0.1 * d))
+            for n in (1, 16)
+            for d in range(depth + 1)
+        ]
+        prompts = [PromptPoint(rows, 0, (0.01 + 0.00005 * rows) * (1 + follows)) for rows in (1, 256)]
+        return DrafterCosts(tuple(range(depth + 1)), tuple(decode), tuple(prompts), depth, may_wait=depth > 0)
+
+    engine = EngineLimits(1024, 16, 2**16, 2048, lag=lag, patience=patience, apart=lag == 0)
+    return CostTable("a card", "a model", engine, {NONE: costs(0, 0.0), "mtp": costs(DEPTH, 0.4)})
+
+
+@pytest.mark.parametrize(("patience", "lag"), [(128, 0), (16, 1)], ids=["host", "card"])
+def test_a_head_waits_while_nothing_is_drafted(patience: int, lag: int) -> None:
+    """As in the engine: where depths are chosen and drafts gain nothing, `auto` takes hardly longer than plain steps,
+    and where they gain, it is as fast as if the head followed at every step."""
+
+    def speed(table: CostTable, mean: str, entry: str = "mtp@auto") -> float:
+        settings = SimulationSettings(
+            (entry,), (16,), acceptance=(mean,), num_prompts=48, repeats=1, prompt_tokens=32, max_tokens=96
+        )
+        ratio = sweep(table, settings)[1].speed
+        assert ratio is not None
+        return ratio.median
+
+    waiting, following = followed(patience, lag), followed(0, lag)
+    assert speed(following, "1") < 0.75
+    assert speed(waiting, "1") > 0.93  # within a few percent
+    assert speed(waiting, "3.5") == pytest.approx(speed(following, "3.5"), rel=0.02)
+    assert speed(waiting, "1", "mtp@1") == speed(following, "1", "mtp@1")
 
 
 # What is refused, and what is not needed

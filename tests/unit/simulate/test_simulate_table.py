@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from stridelm.params import Speculation
 from stridelm.simulate.curve import DecodeCurve, DecodePoint, PromptCurve, PromptPoint
 from stridelm.simulate.table import CostTable
 from stridelm.simulate.table_file import FORMAT, read_table, write_table
-from stridelm.types import Request, Span
+from stridelm.types import Follow, Request, Span
 
 WIDTHS = (0, 1, 2, 3)
 TABLE: dict[str, Any] = {
@@ -58,6 +59,11 @@ def changed(place: str, value: Any) -> dict[str, Any]:
         inner = inner[each]
     inner[name] = value
     return table
+
+
+def span(prompt: int, real: int, depth: int, start: int = 0, behind: int = 0, follow: Follow = Follow.NOW) -> Span:
+    request = Request("", [0] * prompt, SamplingParams(), Speculation(drafter="mtp"), (0, 1, 2))
+    return Span(request, start, real, depth, depth, start + real == prompt, behind, follow)
 
 
 # Between points
@@ -126,16 +132,28 @@ def test_prompts_cost_by_rows_and_by_what_they_see() -> None:
 def test_a_step_of_both(written: Callable[[Any], Path]) -> None:
     """Known tokens take what they take in a step of prompts, and drafts what they add to a step of decoding."""
     costs = read_table(written(TABLE)).drafters["mtp"]
-
-    def span(prompt: int, real: int, depth: int, start: int = 0) -> Span:
-        request = Request("", [0] * prompt, SamplingParams(), Speculation(drafter="mtp"), (0, 1, 2))
-        return Span(request, start, real, depth, depth, decides=start + real == prompt)
-
     decodes = [span(5, 1, 2, start=4) for _ in range(8)]
     assert costs.seconds(decodes) == pytest.approx(0.012 + 0.008)
     assert costs.seconds([span(30, 30, 0)]) == pytest.approx(0.01 + 29 * 0.001)
     assert costs.seconds([span(30, 30, 2)]) == pytest.approx(0.01 + 29 * 0.001 + 0.002)
     assert costs.seconds([*decodes[1:], span(90, 30, 0)]) == pytest.approx(0.01 + 36 * 0.001 + 0.002)
+
+
+def test_a_step_in_which_drafters_wait_or_catch_up(written: Callable[[Any], Path]) -> None:
+    """By their share of real rows they take what plain decoding takes; catching up, as long as reading so many rows."""
+    table = read_table(written(changed("drafters/mtp/prompts", [[1, 0, 0.01], [101, 0, 0.21]])))
+
+    def seconds(*spans: Span) -> float:
+        return table.seconds("mtp", spans)
+
+    decode, wait = span(5, 1, 0, start=4), span(5, 1, 0, start=4, follow=Follow.LATER)
+    deep, prompt = span(5, 1, 2, start=4), span(51, 51, 0, follow=Follow.LATER)
+    assert seconds(*[decode] * 8) == pytest.approx(0.018)
+    assert seconds(*[wait] * 8) == pytest.approx(0.017)  # as plain decoding
+    assert seconds(deep, *[wait] * 7) == pytest.approx(0.020 - 0.001 * 7 / 8)
+    assert seconds(prompt) == pytest.approx(0.06)
+    assert seconds(span(5, 1, 0, start=4, behind=51), *[decode] * 7) == pytest.approx(0.018 + 0.05)
+    assert seconds(replace(wait, behind=51), *[wait] * 7) == pytest.approx(0.017)
 
 
 # Files
@@ -146,6 +164,17 @@ def test_what_is_written_is_read(written: Callable[[Any], Path], tmp_path: Path)
     write_table(table, tmp_path / "new" / "again.json")
     assert read_table(tmp_path / "new" / "again.json") == table
     assert (table.most_requests, table.drafters["mtp"].usual_depth) == (8, 2)
+
+
+def test_who_may_wait_is_written_and_older_tables_say_nothing_of_it(
+    written: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    old = read_table(written({**TABLE, "format": "stride-cost-table-1"}))
+    assert (old.engine.patience, old.engine.apart, old.drafters["mtp"].may_wait) == (0, False, False)
+    mtp = replace(old.drafters["mtp"], may_wait=True)
+    table = replace(old, engine=replace(old.engine, patience=128, apart=True), drafters={**old.drafters, "mtp": mtp})
+    write_table(table, tmp_path / "new.json")
+    assert read_table(tmp_path / "new.json") == table
 
 
 @pytest.mark.parametrize(
@@ -172,6 +201,7 @@ def test_what_is_written_is_read(written: Callable[[Any], Path], tmp_path: Path)
         (changed("drafters/mtp/usual_depth", 3), "usual_depth must be an integer from 0 to 2"),
         (changed("engine/num_pages", 0), "num_pages must be an integer from 1"),
         (changed("engine/lag", 2), "lag must be an integer from 0 to 1"),
+        (changed("engine/patience", -1), "patience must be an integer from 0"),
         (changed("engine/colour", 2), "wrong kind.*colour"),
         (
             changed("requests/0".replace("/0", ""), [{"prompt_tokens": 1, "max_tokens": 1, "chances": {"mtp": [2]}}]),

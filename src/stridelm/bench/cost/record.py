@@ -21,6 +21,7 @@ from stridelm.bench.variants import read_variant
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Unbounded
+from stridelm.schedule.waits import Waits
 from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits
 from stridelm.types import Request
@@ -90,6 +91,8 @@ class Recorder:
                 max_model_len=engine.loaded.target.max_length,
                 itl_target_ms=config.itl_target_ms,
                 lag=engine.steps.lag,
+                patience=engine.patience,
+                apart=engine.steps.planner.waits.apart,
             ),
             drafters={name: grid.costs() for name, grid in self._grids.items()},
             scenario=self._settings.scenario,
@@ -148,6 +151,7 @@ class _Grid:
             ),
             usual_depth=self.speculation.depth or 0,
             host_bound=self._like.host_bound,
+            may_wait=self._like.draft_kv is not None and self._like.draft_kv.may_wait,
         )
 
     def _fitting(self, requests: int, context: int, measured: int) -> int:
@@ -220,10 +224,11 @@ class _Grid:
 
     @contextmanager
     def _watched(self) -> Iterator[Watch]:
-        """The engine's planner asks a Watch, and reads prompts as fast as it can; afterwards all requests have left."""
+        """The engine's planner asks a Watch, reads prompts as fast as it can, and lets no drafter wait; afterwards all
+        requests have left."""
         planner, watch = self.engine.steps.planner, Watch()
-        before = planner.depths, planner.prompts
-        planner.depths, planner.prompts = watch, Unbounded()
+        before = planner.depths, planner.prompts, planner.waits
+        planner.depths, planner.prompts, planner.waits = watch, Unbounded(), Waits()
         try:
             yield watch
         finally:
@@ -231,7 +236,7 @@ class _Grid:
                 self.engine.abort(request.id)
             while self.engine.busy:
                 self.engine.step()
-            planner.depths, planner.prompts = before
+            planner.depths, planner.prompts, planner.waits = before
 
 
 def _turns(like: Request, requests: int) -> list[tuple[int, int]]:
