@@ -16,6 +16,7 @@ from stridelm.cli import bench_show
 from stridelm.cli.main import main
 from stridelm.engine.engine import Engine
 from stridelm.schedule import Configured
+from stridelm.schedule.limits import HOST_PATIENCE
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import PLAIN_DECODING, fleet_of, jobs_of, read_variants, sweep
 from stridelm.simulate.table import CostTable
@@ -164,6 +165,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     grid = ["--drafters", "mtp", "--depth", "1", "--rounds", "1", "--contexts", "8", "--max-num-batched-tokens", "32"]
     assert main(["bench", "cost", *small, *grid, "--table", str(table)]) == 0
     assert "points of none, mtp" in capsys.readouterr().out
+    recorded = read_table(table)
+    assert (recorded.engine.patience, recorded.engine.apart) == (HOST_PATIENCE, True)
+    assert [costs.may_wait for costs in recorded.drafters.values()] == [False, True]
     ways = ["--drafters", "mtp@1,mtp@auto", "--repeats", "2"]
     output = ["--json", str(runs), "--report", str(page)]
     assert main(["simulate", str(table), *small, *ways, *output]) == 0
