@@ -10,7 +10,7 @@ from typing import Any
 
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
 from stridelm.cli import bench_compare, bench_cost, bench_serving
-from stridelm.cli.bench_options import add_threads, engine_options, reserved, set_threads
+from stridelm.cli.bench_options import add_threads, check_outputs, engine_options, reserved, set_threads
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig
@@ -21,6 +21,9 @@ OTHERS = {
     "compare": bench_compare.run_compare,
     "cost": bench_cost.run_cost,
 }
+
+OUTPUTS = ("json", "report", "plot", "table")
+"""Options with files that are written when all is measured."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark. Raises ValueError up front for anything that cannot be run."""
+    check_outputs(getattr(args, name, None) for name in OUTPUTS)
     if args.benchmark in OTHERS:
         return OTHERS[args.benchmark](args)
     set_threads(args.threads)

@@ -8,6 +8,7 @@ from typing import Any
 
 from stridelm.bench.serving.settings import REPORT_HELP
 from stridelm.bench.settings import JSON_HELP
+from stridelm.cli.bench_options import check_outputs
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, read_options
 from stridelm.simulate.settings import SimulationSettings
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from stridelm.simulate.table_file import read_table
 
     settings = read_options(args, SimulationSettings)
+    check_outputs((args.json, args.report))
     if args.report is not None:
         check_report(args.report)
     table = read_table(args.table)

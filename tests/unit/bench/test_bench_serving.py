@@ -321,6 +321,30 @@ def test_options_that_cannot_be_are_refused(options: list[str], says: str, capsy
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["latency", "--json"],
+        ["acceptance", "--json"],
+        ["serving", "--json"],
+        ["sweep", "--report"],
+        ["compare", "--json"],
+        ["cost", "--table"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_first(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when all is measured: no engine is opened before."""
+    monkeypatch.delattr("stridelm.bench.stand.start")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for path in (tmp_path / "file" / "r.html", tmp_path):
+        assert main(["bench", *options, str(path)]) == 2
+        assert f"cannot write {path}: " in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
 def test_options_of_the_engine_are_not_for_servers(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serving", "--url", served.url, "--max-model-len", "64", "--threads", "1"]) == 2
     assert "max_model_len, threads would have no effect on a server" in capsys.readouterr().err

@@ -217,6 +217,7 @@ def test_runs_that_have_nothing_in_common(path: Path, tmp_path: Path, capsys: py
         (["--slo", "ttft"], "cannot be read"),
         (["--repeats", "0"], "repeats must be an integer from 1"),
         (["--report", "a.pdf"], "must end in .md or .html"),
+        (["--json", "/dev/null/a.jsonl"], "cannot write /dev/null/a.jsonl"),
     ],
 )
 def test_what_is_refused(path: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
