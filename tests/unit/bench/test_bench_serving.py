@@ -6,6 +6,7 @@ import re
 import socket
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,19 @@ def test_options_of_the_engine_are_not_for_servers(served: Served, capsys: pytes
 def test_models_are_chosen_by_name(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serving", "other", "--url", served.url]) == 2
     assert "has no model 'other'; it serves built-in" in capsys.readouterr().err
+
+
+def test_outputs_that_the_context_has_no_room_for(local: Watched) -> None:
+    """They would be cut where each is to be as long as asked; the largest that fits runs."""
+    settings = ServingSettings(**{**SHORT, "max_tokens": 600}, scenario="short-question", drafter="none")
+    with pytest.raises(ValueError, match=r"max_tokens 600: .* room for \d+ in the context of 512; lower") as caught:
+        measure(local, ["none"], ["short-question"], settings)
+    room = int(str(caught.value).split("room for ")[1].split()[0])
+    for most in (room, room + 1):
+        asks = asks_of("short-question", replace(settings, max_tokens=most), ignore_eos=True)
+        with nullcontext() if most == room else pytest.raises(ValueError, match="lower max_tokens"):
+            local.check(asks)
+    local.check(asks_of("short-question", settings, ignore_eos=False))
 
 
 @pytest.mark.parametrize("wrong", [["--scenarios", ""], ["--max-concurrency", ""], ["--scenarios", "chess"]])

@@ -116,9 +116,11 @@ def measure(
     target's default. Raises ValueError, before anything is timed, for what cannot be run."""
     check_lengths(names, settings)
     plain, ways = ways_of(target, entries)
+    asked = {name: asks_of(name, settings, settings.ignore_eos) for name in names}
+    for asks in asked.values():
+        target.check(asks)
     cells = []
-    for name in names:
-        asks = asks_of(name, settings, settings.ignore_eos)
+    for name, asks in asked.items():
         for load in settings.loads:
             cells += _cells(target, plain, ways, name, asks, load, settings, on_run)
     return cells

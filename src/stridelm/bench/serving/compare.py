@@ -73,6 +73,8 @@ def compare(sides: tuple[Side, Side], settings: CompareSettings, on_run: OnRun =
     scenario = scenario_of(settings.scenario)
     check_lengths([scenario.name], settings)
     asks = asks_of(scenario.name, settings, settings.ignore_eos)
+    for side in sides:
+        side.target.check(asks)
     [load] = settings.loads
     lossy = any(side.way.lossless is False for side in sides)
     scored = lossy if settings.loss is None else settings.loss

@@ -73,6 +73,17 @@ class InProcess:
             adaptive=variant.speculation.adaptive,
         )
 
+    def check(self, asks: Sequence[Ask]) -> None:
+        limit = self._engine.loaded.target.max_length
+        rooms = [limit - len(self._tokenizer.encode(ask.prompt.text)) for ask in asks]
+        asked = [ask.max_tokens if ask.ignore_eos else 0 for ask in asks]
+        cut = [most for most, room in zip(asked, rooms, strict=True) if most > room]
+        if cut and min(rooms) > 0:  # `run` says it of a prompt that is too long by itself
+            raise ValueError(
+                f"max_tokens {max(cut)}: the longest prompt leaves room for {min(rooms)} in the context of {limit}; "
+                "lower max_tokens to that, or switch ignore_eos off"
+            )
+
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         jobs = [Job(self._tokenizer.encode(ask.prompt.text), params_of(ask, way.speculation)) for ask in asks]
         with nullcontext() if way.adaptive else self._engine.steps.planner.using(*self._fixed):

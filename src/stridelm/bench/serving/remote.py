@@ -72,6 +72,9 @@ class Remote:
             adaptive=settled["depth"] == "auto",
         )
 
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Nothing: the APIs do not say how long a context is."""
+
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         bodies = [json.dumps(self._format.body(self._wanted(ask, way))).encode() for ask in asks]
         try:

@@ -57,6 +57,10 @@ class Target(Protocol):
     def way(self, entry: str | None) -> Way:
         """An entry of `--drafters`, or the target's default. Raises ValueError for one that the target refuses."""
 
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Raise ValueError, before anything is timed, if an output is to go on to more tokens than the context has room
+        for; not if the target does not say how long that is."""
+
     def run(self, asks: Sequence[Ask], load: Load, arrivals: Sequence[float] | None, way: Way) -> Run:
         """Make all requests. Raises ValueError if one of them can never be served."""
 
