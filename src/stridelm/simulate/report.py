@@ -39,6 +39,17 @@ def about(table: CostTable, settings: SimulationSettings) -> list[tuple[str, str
     ]
 
 
+def queue_notes(table: CostTable, settings: SimulationSettings) -> list[str]:
+    """Of the loads with more streams than the cards run at once."""
+    most = settings.cards * limits_of(table, settings).max_num_seqs
+    return [
+        f"{load.name}: {most} run at once, {load.max_concurrency - most} only wait in the queue; raise cards, or "
+        f"max_num_seqs, of which the table's points have {table.most_requests}"
+        for load in settings.loads
+        if load.max_concurrency is not None and load.max_concurrency > most
+    ]
+
+
 def simulation_document(cells: Sequence[Cell], table: CostTable, settings: SimulationSettings, name: str) -> Document:
     """name: of the table."""
     goodput = any(cell.figures.goodput is not None for cell in cells)
@@ -50,5 +61,6 @@ def simulation_document(cells: Sequence[Cell], table: CostTable, settings: Simul
         for cell in cells
     ]
     runs = ("runs", f"{settings.repeats} of each kind, from seed {settings.seed} on")
-    notes = [SIMULATED, *DEFINITIONS, OVER_PLAIN, *best_notes(cells), *figure_notes(goodput, busy=False)]
+    notes = [SIMULATED, *queue_notes(table, settings), *DEFINITIONS, OVER_PLAIN, *best_notes(cells)]
+    notes += figure_notes(goodput, busy=False)
     return Document(f"stride simulate: {name}", [*about(table, settings), runs], [Table("", columns, rows)], notes)

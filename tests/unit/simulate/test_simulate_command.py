@@ -200,6 +200,14 @@ def test_runs_that_have_nothing_in_common(path: Path, tmp_path: Path, capsys: py
     assert "c.jsonl has no run of serving, sweep, simulate" in capsys.readouterr().err
 
 
+def test_streams_that_only_queue_are_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has steps of up to 4 requests."""
+    options = ["--drafters", "none", "--cards", "2", "--num-prompts", "12", "--max-tokens", "4"]
+    assert main(["simulate", str(path), *options, "--max-concurrency", "8,12"]) == 0
+    said = capsys.readouterr().out
+    assert "12 streams: 8 run at once, 4 only wait in the queue" in said and "8 streams: " not in said
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
