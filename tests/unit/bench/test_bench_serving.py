@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
@@ -349,6 +351,36 @@ def test_a_file_that_cannot_be_written_is_refused_first(
 def test_options_of_the_engine_are_not_for_servers(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serving", "--url", served.url, "--max-model-len", "64", "--threads", "1"]) == 2
     assert "max_model_len, threads would have no effect on a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "/v1/models was answered with status 404 and text/html)"),
+        ("/site", "/v1/models was answered with status 200 and text/html, which is no such list)"),
+    ],
+)
+def test_a_server_of_something_else(path: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, without its page."""
+    page = tmp_path / "site" / "v1" / "models" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<html>\nHello\n</html>", encoding="utf-8")
+
+    class Pages(SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(tmp_path))
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}{path}"
+        assert main(["bench", "serving", "--url", url]) == 2
+        server.shutdown()
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert error.endswith("is a server with OpenAI's API running there?\n") and "<" not in error
 
 
 def test_models_are_chosen_by_name(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

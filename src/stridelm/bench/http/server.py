@@ -13,6 +13,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 DIRECT = build_opener(ProxyHandler({}))
 """The streams use no proxy either."""
 ASK_S = 10.0
+REASONS = ("application/json", "text/plain")
+"""Content types in which servers of models say why they refuse; others are pages for people."""
+REMEDY = "is a server with OpenAI's API running there?"
 KEY = "OPENAI_API_KEY"
 """The environment variable with the key, as for OpenAI's own client. A key is never an option, which would be stored
 with the results."""
@@ -48,9 +51,16 @@ class Server:
         port = parts.port or (443 if secure else 80)
         server = cls(name or parts.netloc, parts.hostname, port, prefix, "", "", secure, headers)
         try:
-            owners = {each["id"]: each.get("owned_by") or "" for each in server.ask("/v1/models")["data"]}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{url} does not list its models ({error}); is a server running there?") from error
+            status, kind, text = server._answer("/v1/models", None, ASK_S)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{url} does not list its models ({error}); {REMEDY}") from error
+        try:
+            owners = {each["id"]: each.get("owned_by") or "" for each in json.loads(text)["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{url} does not list its models (/v1/models was answered with status {status} and {kind}, which is no "
+                f"such list); {REMEDY}"
+            ) from error
         if not owners or (model is not None and model not in owners):
             raise ValueError(f"{url} has no model {model or ''!r}; it serves {', '.join(owners) or 'none'}")
         chosen = model or next(iter(owners))
@@ -69,18 +79,25 @@ class Server:
 
         Raises ConnectionError, which names the server's own reason, unless the answer's status is 200.
         """
+        text = self._answer(route, body, timeout)[2]
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def _answer(self, route: str, body: Any, timeout: float) -> tuple[int, str, str]:
+        """Status, content type and text; as for `ask`."""
         url = f"{'https' if self.secure else 'http'}://{self.authority}{self.path(route)}"
         data = None if body is None else json.dumps(body).encode()
         request = Request(url, data, {"content-type": "application/json", **self.headers})
         try:
             with DIRECT.open(request, timeout=timeout) as answer:
-                text = answer.read().decode()
+                return answer.status, answer.headers.get_content_type(), answer.read().decode()
         except HTTPError as error:
-            said = error.read().decode(errors="replace")[:500]
-            raise ConnectionError(f"{route} was answered with status {error.code}: {said}") from error
+            kind = error.headers.get_content_type()
+            said = f" and {kind}"
+            if kind in REASONS:
+                said = f": {' '.join(error.read().decode(errors='replace').split())[:500]}"
+            raise ConnectionError(f"{route} was answered with status {error.code}{said}") from error
         except URLError as error:
             raise ConnectionError(f"{url} does not respond: {error.reason}") from error
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
