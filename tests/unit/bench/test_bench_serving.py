@@ -401,7 +401,15 @@ def test_outputs_that_the_context_has_no_room_for(local: Watched) -> None:
     local.check(asks_of("short-question", settings, ignore_eos=False))
 
 
-@pytest.mark.parametrize("wrong", [["--scenarios", ""], ["--max-concurrency", ""], ["--scenarios", "chess"]])
-def test_sweeps_of_nothing_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--scenarios", ""], "scenarios names none"),
+        (["--max-concurrency", ""], "there is no load"),
+        (["--scenarios", "chess"], "unknown scenario chess"),
+        (["--scenarios", "all,repetition"], "all stands alone"),
+    ],
+)
+def test_sweeps_of_nothing_are_refused(wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "sweep", *wrong]) == 2
-    assert "stride: error: " in capsys.readouterr().err
+    assert says in capsys.readouterr().err

@@ -150,6 +150,8 @@ class SweepSettings(Requests):
         super().__post_init__()
         if not self.scenarios:
             raise ValueError("scenarios names none; name at least one, or all")
+        if "all" in self.scenarios and len(self.scenarios) > 1:
+            raise ValueError("scenarios: all stands alone, for every one; leave out the others, or all")
         for name in self.names:
             scenario_of(name)
         if not self.loads:
