@@ -89,7 +89,10 @@ def _sides(args: argparse.Namespace, settings: CompareSettings) -> tuple[Side, S
 
     targets = [open_target(args, settings, settings.entries, url) for url in settings.url or (None,)]
     first, second = settings.entries
-    return Side(targets[0], targets[0].way(first)), Side(targets[-1], targets[-1].way(second))
+    sides = Side(targets[0], targets[0].way(first)), Side(targets[-1], targets[-1].way(second))
+    if sides[0] == sides[1]:
+        raise ValueError(f"both settings are {sides[0].way.label}; name two drafters or depths that differ")
+    return sides
 
 
 def _places(sides: tuple[Side, Side]) -> list[tuple[str, Side]]:

@@ -197,6 +197,8 @@ def test_losses_of_a_server(served: Served, capsys: pytest.CaptureFixture[str]) 
         (["--url", "a", "--url", "b", "--drafters", "ngram"], "one for each, or is left out"),
         (["--scenario", "chess"], "unknown scenario"),
         (["--drafters", "nobody"], "unknown drafter"),
+        (["--drafters", "ngram,ngram"], "both settings are ngram@"),
+        (["--drafters", "none"], "both settings are plain"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
