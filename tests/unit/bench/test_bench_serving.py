@@ -308,6 +308,7 @@ def test_sweep_of_a_server(served: Served, tmp_path: Path) -> None:
         (["--max-concurrency", "32"], "no effect on 16 requests; raise num_prompts"),
         (["--backend", "sglang"], "backend would have no effect in process"),
         (["--slo", "ttft"], "cannot be read"),
+        (["--slo", "itl=5"], "by ttft, tpot and e2el, as in vLLM"),
         (["--drafter", "nobody"], "unknown drafter"),
         (["--document-chars", "9000"], "no effect on code-completion"),
         (["--prefix-cache", "warm", "--num-warmups", "3"], "warmed by every prompt"),

@@ -23,6 +23,8 @@ class Objective:
         limits: dict[str, float] = {}
         for entry in entries:
             name, _, text = entry.partition("=")
+            if name == "itl":
+                raise ValueError(f"slo {entry!r}: a request counts by ttft, tpot and e2el, as in vLLM; give tpot")
             try:
                 limit = float(text)
             except ValueError:
