@@ -115,7 +115,7 @@ def test_a_server_is_started_and_stopped(tmp_path: Path) -> None:
     with started("stride", stride_command({"max_model_len": 64}, 2, "--max-queue 7"), tmp_path / "log") as server:
         assert server.model == "built-in"
         address = f"http://{server.host}:{server.port}"
-    with pytest.raises(ValueError, match="is a server running there"):
+    with pytest.raises(ValueError, match="is a server with OpenAI's API running there"):
         Server.at(address)
 
 

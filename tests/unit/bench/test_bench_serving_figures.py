@@ -76,7 +76,7 @@ def test_goodput_counts_requests_that_meet_everything(entries: list[str], met: l
     assert figures.goodput == sum(met) / 2 and figures.met_share == sum(met) / 3
 
 
-@pytest.mark.parametrize("entry", ["ttft", "ttft=", "itl=5", "tpot=-1", "tpot=nan", "ttft=inf", "=5"])
+@pytest.mark.parametrize("entry", ["ttft", "ttft=", "latency=5", "tpot=-1", "tpot=nan", "ttft=inf", "=5"])
 def test_objectives_that_cannot_be_read(entry: str) -> None:
     with pytest.raises(ValueError, match="cannot be read; write ttft=MS"):
         Objective.of([entry])
