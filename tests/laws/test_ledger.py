@@ -78,8 +78,8 @@ class Requests(RuleBasedStateMachine):
         before, ends = self._picture(), [span.end - span.draft for span in spans]
         try:
             with self.ledger.reserve(spans) as transaction:
-                for span, table in zip(spans, transaction.tables("main")):
-                    assert len(table) == -(-span.end // self.ledger.page_size)
+                for span, lease in zip(spans, transaction.leases):
+                    assert len(lease.tables["main"]) == -(-span.end // self.ledger.page_size)
                 if outcome == "raise":
                     raise KeyError("in the middle of a step")
                 if outcome == "commit":

@@ -40,7 +40,7 @@ class Transaction:
         self._open = False
         self._held = False
         self.leases: list[Held] = []
-        """Of each span's request, as it was opened."""
+        """Of each span's request; its page tables are long enough for the span's bound."""
 
     def open(self) -> Transaction:
         """Take pages up to every span's bound, and count the spans' rows as in flight."""
@@ -51,10 +51,6 @@ class Transaction:
             span.request.tokens_in_flight += span.decides
         self._open = True
         return self
-
-    def tables(self, group: str) -> list[list[int]]:
-        """Page table of each span's request, long enough for the span's bound."""
-        return [lease.tables[group] for lease in self.leases]
 
     def hold(self) -> None:
         """Stay open beyond the `with` block: the step is in flight."""

@@ -65,7 +65,7 @@ class PoisonedPool:
         engine.steps.device.run = self._listening  # type: ignore[method-assign]
 
     def _listening(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
-        self._reserved = {page for table in transaction.tables("full") for page in table}
+        self._reserved = {page for lease in transaction.leases for page in lease.tables["full"]}
         return self._run(plan, transaction, land, detailed=detailed)
 
     def step(self) -> None:

@@ -113,7 +113,7 @@ def test_rows(page_size: int, draft_rows: int) -> None:
         assert batch.positions.tolist() == [row["position"] for row in rows]
         assert batch.geometry.draft_rows.clamp(min=-1).tolist() == [row["draft"] for row in rows]
         for group in GROUPS:
-            tables = world.transaction.tables(group)
+            tables = [lease.tables[group] for lease in world.transaction.leases]
             slots = [
                 tables[row["span"]][row["storage"] // page_size] * page_size + row["storage"] % page_size
                 for row in rows
