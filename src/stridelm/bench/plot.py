@@ -11,6 +11,7 @@ from typing import Any
 from stridelm.bench.acceptance import ALL, AcceptanceReport, AcceptanceRow
 from stridelm.bench.latency import LatencyRow
 from stridelm.bench.looks import SERIES, looks_of
+from stridelm.bench.outputs import writing
 from stridelm.bench.repetition import BUCKETS
 
 FORMATS = (".png", ".svg")
@@ -246,8 +247,5 @@ def svg_of(figure: Any) -> str:
 
 
 def _save(figure: Any, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.bench.environment import environment
+from stridelm.bench.outputs import writing
 
 DIGITS = 6
 TABLE = {"same", "columns", "rows"}
@@ -29,12 +30,8 @@ def append_result(path: Path, benchmark: str, settings: Any, **results: Any) -> 
     Raises ValueError if the file cannot be written.
     """
     record = {"benchmark": benchmark, "settings": asdict(settings), **results, "environment": environment()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(as_line(record))
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(as_line(record))
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

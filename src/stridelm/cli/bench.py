@@ -8,9 +8,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from stridelm.bench.outputs import check_outputs
 from stridelm.bench.settings import JSON_HELP, AcceptanceSettings, LatencySettings
 from stridelm.cli import bench_compare, bench_cost, bench_serving
-from stridelm.cli.bench_options import add_threads, check_outputs, engine_options, reserved, set_threads
+from stridelm.cli.bench_options import add_threads, engine_options, reserved, set_threads
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, given_options, read_options
 from stridelm.config import EngineConfig

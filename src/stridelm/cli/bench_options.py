@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 from stridelm.options import known
@@ -33,19 +32,6 @@ def reserved() -> set[str]:
 def engine_options(options: dict[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
     """The options given for the engine, without names that belong to the benchmark, except those in `but`."""
     return {name: value for name, value in options.items() if name in but or name not in reserved()}
-
-
-def check_outputs(paths: Iterable[Path | None]) -> None:
-    """Raise ValueError, before anything is measured, if one of the files that are to be written could not be."""
-    for path in filter(None, paths):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            exists = path.exists()
-            path.open("a").close()
-            if not exists:
-                path.unlink()
-        except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

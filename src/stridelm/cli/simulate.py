@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from stridelm.bench.outputs import check_outputs
 from stridelm.bench.serving.settings import REPORT_HELP
 from stridelm.bench.settings import JSON_HELP
-from stridelm.cli.bench_options import check_outputs
 from stridelm.cli.bench_show import progress, show
 from stridelm.cli.options import add_options, read_options
 from stridelm.simulate.settings import SimulationSettings

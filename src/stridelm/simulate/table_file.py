@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stridelm.bench.outputs import writing
 from stridelm.simulate.curve import DecodePoint, PromptPoint
 from stridelm.simulate.table import PLAIN, CostTable, DrafterCosts, EngineLimits, RecordedRequest
 from stridelm.values import number
@@ -22,11 +23,8 @@ REMEDY = "`stride bench cost` writes such a file"
 
 def write_table(table: CostTable, path: Path) -> None:
     """Raises ValueError if the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         path.write_text(as_text(table), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error
 
 
 def as_text(table: CostTable) -> str:

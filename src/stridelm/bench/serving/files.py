@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stridelm.bench.outputs import writing
 from stridelm.bench.serving.document import Document
 from stridelm.bench.serving.render import as_html, as_markdown
 
@@ -23,8 +24,7 @@ def check_report(path: Path) -> None:
 def write_report(path: Path, document: Document, charts: Sequence[Callable[[], str]]) -> None:
     """charts: each draws one, as an SVG element. Raises ValueError if a file cannot be written."""
     drawn = [draw() for draw in charts]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         if path.suffix == ".html":
             path.write_text(as_html(document, drawn), encoding="utf-8")
             return
@@ -32,5 +32,3 @@ def write_report(path: Path, document: Document, charts: Sequence[Callable[[], s
         for name, chart in zip(names, drawn, strict=True):
             (path.parent / name).write_text(chart, encoding="utf-8")
         path.write_text(as_markdown(document, names), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; name another file") from error
