@@ -19,10 +19,11 @@ from stridelm.cache.layout import LayerStates
 from stridelm.draft.given import Given
 from stridelm.kernels.ops import Ops
 from stridelm.kernels.plain import PlainOps
+from stridelm.models.fitting import fill
 from stridelm.models.layers.compiled import make_ready
 from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.slots import ModelPart
-from stridelm.models.loader import fill, fill_randomly, formats_of, screaming
+from stridelm.models.loader import fill_randomly, formats_of, screaming
 from stridelm.models.storage import Loading, storage_of, store
 from stridelm.run.heads import TargetRuntime
 

@@ -16,12 +16,13 @@ from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.products import Tile
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, dense_of
+from stridelm.models.fitting import fill
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL
 from stridelm.models.layers.rope import Ropes
-from stridelm.models.loader import fill, screaming
+from stridelm.models.loader import screaming
 from support.checkpoints.fp8 import BLOCK, SCALES, by_definition
 from support.checks.linear import rows
 from support.checks.row_ops import noise

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from stridelm.kernels import ops_for
 from stridelm.kernels.ops import ACTIVATIONS, Routing
+from stridelm.models.fitting import fill
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import EveryExpert, ExpertsInTurn, PackedExperts, chosen_experts
 from stridelm.models.layers.experts import Mixture, MixtureSpec
@@ -18,7 +19,7 @@ from stridelm.models.layers.linear import set_products
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.products import bfloat16_is_native, tiled_product
 from stridelm.models.layers.rope import Ropes
-from stridelm.models.loader import fill, fill_randomly, screaming
+from stridelm.models.loader import fill_randomly, screaming
 from support.checks.experts import Case, check_experts
 from support.checks.linear import check_row_bits
 

@@ -17,6 +17,7 @@ from stridelm.kernels.plain_fp8 import form_of
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.kernels.triton_rows import TritonOps
+from stridelm.models.fitting import fill
 from stridelm.models.layers.attention import Attention, HeadsSpec
 from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
 from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format, FP8Product
@@ -24,7 +25,7 @@ from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import Ropes, RopeSpec
 from stridelm.models.layers.slots import WHOLE, Split
-from stridelm.models.loader import fill, screaming
+from stridelm.models.loader import screaming
 from support.checkpoints.fp8 import SCALES, by_definition, write_fp8
 from support.checkpoints.heads import write_modules
 from support.checks.linear import check_row_bits, rows

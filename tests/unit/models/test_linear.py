@@ -12,6 +12,7 @@ from torch import nn
 
 from stridelm.kernels.host import simd
 from stridelm.kernels.host.product import FewRows
+from stridelm.models.fitting import fill
 from stridelm.models.layers import products
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.linear import DENSE, Linear, Stack, WeightFormat, bias_of, bias_slots, set_products
@@ -30,7 +31,7 @@ from stridelm.models.layers.products import (
     tiled_product,
 )
 from stridelm.models.layers.slots import WHOLE, ModelPart, Slots, Split, WeightSlot
-from stridelm.models.loader import fill, screaming
+from stridelm.models.loader import screaming
 from support.checks.linear import check_close, check_row_bits, rows, weights
 
 native = pytest.mark.skipif(not bfloat16_is_native(), reason="this CPU does not multiply bfloat16 itself")
