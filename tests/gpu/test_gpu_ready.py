@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ PARAMS: tuple[dict[str, Any], ...] = (
 Asked = tuple[list[int], SamplingParams]
 
 
-def mix(seed: int, count: int) -> Iterator[Asked]:
-    """Random prompts of all lengths, one in six nearly as long as the context, with random parameters; half of them
-    drafted as the engine is configured, and half plain."""
+def mix(seed: int, count: int, speculations: Sequence[Any]) -> Iterator[Asked]:
+    """Random prompts of all lengths, one in six nearly as long as the context, with random parameters, and drafted in
+    any of these ways."""
     rng = random.Random(seed)
     for number in range(count):
         length = rng.randint(CONTEXT - 80, CONTEXT - 41) if rng.random() < 1 / 6 else rng.randint(1, 150)
@@ -45,7 +45,7 @@ def mix(seed: int, count: int) -> Iterator[Asked]:
             seed=number,
             max_tokens=rng.randint(1, 40),
             ignore_eos=rng.random() < 0.7,
-            speculation=rng.choice((None, "off")),
+            speculation=rng.choice(speculations),
         )
         yield rng.choices(range(60), k=length), params
 
@@ -82,7 +82,8 @@ def test_traffic_captures_and_compiles_nothing(
     ).engine
     before = (engine.stats.captures, engine.stats.compilations)
     assert min(before) > 0, "everything was made at the start"
-    asked = list(mix(3, 200))
+    named = [{"depth": "auto"}] if depth == "auto" else []
+    asked = list(mix(3, 200, [None, "off", *named]))
     caplog.set_level(logging.DEBUG, "stridelm.kernels.compilations")
     together = serve(engine, asked, random.Random(4))
     assert (engine.stats.captures, engine.stats.compilations) == before, caplog.messages

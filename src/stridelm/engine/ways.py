@@ -169,7 +169,7 @@ def _widened(rows_RW: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _way(like: Request, depth: int) -> Way:
-    speculation = _without_length(like.speculation)
+    speculation = _drafting(like.speculation)
     if _is_chain(like) and not like.all_or_nothing:
         speculation = _without_depth(speculation)
     return Way(speculation, depth, like.rows_by_depth[depth])
@@ -185,8 +185,9 @@ def _without_depth(speculation: Speculation) -> Speculation:
 
 
 @lru_cache(maxsize=256)
-def _without_length(speculation: Speculation) -> Speculation:
-    return replace(speculation, acceptance_length=None)
+def _drafting(speculation: Speculation) -> Speculation:
+    """What of it says how to draft: not the length that is read on the device, nor who chooses the depth."""
+    return replace(speculation, acceptance_length=None, adaptive=False)
 
 
 @lru_cache(maxsize=256)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stridelm import SamplingParams
 from stridelm.draft import DRAFTERS
 from stridelm.engine.engine import Engine
-from stridelm.engine.kinds import kind_of, row_stairs
+from stridelm.engine.kinds import Kind, kind_of, row_stairs
 from stridelm.engine.ways import ways_of
 from stridelm.sample.table import Feature
-from stridelm.types import Span
+from stridelm.types import Request, Span
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.replays import replays
 
@@ -45,6 +46,24 @@ def test_the_policy_knows_how_steps_are_padded(engine: Engine, count: int) -> No
             kind = kind_of(spans, ways, Feature(0), None, 0)
             told = next(stair for stair in stairs if stair >= sum(span.rows for span in spans))
             assert told == kind.rows - (kind.requests - count)
+
+
+@pytest.mark.parametrize("named", [{"depth": "auto"}, {"drafter": "mtp", "depth": "auto"}, {"depth": 2}], ids=str)
+def test_who_chooses_the_depth_makes_no_other_kind(engine: Engine, named: dict[str, Any]) -> None:
+    """Steps of requests that name `depth="auto"` replay the graphs that were captured for those that name nothing, and
+    so do steps in which some of their drafts are as deep by request."""
+    like = engine.intake.request("", [0], SamplingParams())
+    other = engine.intake.request("", [0], SamplingParams(speculation=named))
+    assert other.adaptive == ("auto" in named.values()) and other.speculation != like.speculation
+
+    def kind(*requests: Request) -> Kind:
+        spans = tuple(Span(each, 9, 1, 2, each.rows_by_depth[2]) for each in requests)
+        ways = ways_of(spans)
+        assert ways is not None
+        return kind_of(spans, ways, Feature(0), None, 0)
+
+    assert kind(like, like) == kind(like, other)
+    assert "auto" not in named.values() or kind(like, like) == kind(other, other)
 
 
 @pytest.mark.parametrize(
