@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from stridelm.options import Given, OptionsT, is_of_rules, known, read, takes_options
@@ -111,7 +111,8 @@ class Speculation:
             inherited.pop("acceptance_length", None)
         if self.acceptance not in (None, base.acceptance):
             inherited = {name: value for name, value in inherited.items() if not is_of_rules(name)}
-        return Speculation(**{**inherited, **self.given})
+        merged = Speculation(**{**inherited, **self.given})
+        return merged if self.depth is None else replace(merged, depth=self.depth)  # which "auto" does not say
 
     @property
     def given(self) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def open_engine(
     for that before it starts.
     """
     adaptive = next((asked for entry in entries if (asked := read_entry(entry or "auto")).adaptive), None)
-    default = {"drafter": "none"} if adaptive is None else {"drafter": adaptive.drafter, "depth": "auto"}
+    default: dict[str, Any] = {"drafter": "none"}
+    if adaptive is not None:
+        default = {"drafter": adaptive.drafter, "depth": "auto", "acceptance": adaptive.rule}
     return start(
         EngineConfig(
             model=model,

@@ -37,7 +37,8 @@ def run_cost(args: argparse.Namespace) -> int:
     settings = read_options(args, CostSettings)
     set_threads(args.threads)
     options = engine_options(given_options(args, EngineConfig))
-    engine = open_engine(args.model, max(settings.max_concurrency), **options)
+    chosen = [f"{name}@auto:{settings.acceptance}" for name in settings.drafters]
+    engine = open_engine(args.model, max(settings.max_concurrency), chosen, **options)
     drafting = len(speculations(engine, settings)) - 1
     with bar("recording", count_runs(settings, drafting), "runs") as advance:
         table = record(engine, settings, advance)

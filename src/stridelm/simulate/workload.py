@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stridelm.sample.length import chance_of_another
 from stridelm.types import OVERRUN
 from stridelm.values import number
 
@@ -66,13 +67,4 @@ def _chances(entry: str, depth: int) -> tuple[float, ...]:
         return (value,) * depth
     if not 1 <= value <= depth + 1:
         raise ValueError(f"acceptance {entry!r}: drafts of depth {depth} give 1 to {depth + 1} tokens per step; {FORM}")
-    return (chance_of_each(value, depth),) * depth
-
-
-def chance_of_each(mean: float, depth: int) -> float:
-    """The p with 1 + p + ... + p**depth = mean, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(64):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(middle**level for level in range(depth + 1)) < mean else (low, middle)
-    return high
+    return (chance_of_another(value, depth),) * depth

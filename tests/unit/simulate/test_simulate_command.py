@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stridelm.bench.cost.record import count_runs, record
+from stridelm.bench.cost.record import Recorder, count_runs, record
 from stridelm.bench.cost.settings import CostSettings
 from stridelm.bench.results import read_results
 from stridelm.bench.stand import open_engine
 from stridelm.cli import bench_show
 from stridelm.cli.main import main
 from stridelm.engine.engine import Engine
-from stridelm.schedule import Configured
 from stridelm.schedule.limits import HOST_PATIENCE
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import PLAIN_DECODING, fleet_of, jobs_of, read_variants, sweep
 from stridelm.simulate.table import CostTable
 from stridelm.simulate.table_file import read_table, write_table
+from stridelm.types import Request
 
 DEPTH, CONTEXTS = 2, (8, 40)
 SMALL = CostSettings(
@@ -37,7 +38,7 @@ SMALL = CostSettings(
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return open_engine(None, 4, max_num_batched_tokens=64, num_pages=256)
+    return open_engine(None, 4, ["ngram@auto"], max_num_batched_tokens=64, num_pages=256)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def table(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> CostTable
     told: list[int] = []
     table = record(engine, SMALL, told.append)
     assert sum(told) == count_runs(SMALL, drafters=1)
-    assert not engine.busy and isinstance(engine.steps.planner.depths, Configured)
+    assert not engine.busy and engine.steps.planner.depths is engine.adaptive
     path = tmp_path_factory.mktemp("cost") / "table.json"
     write_table(table, path)
     return read_table(path)
@@ -85,6 +86,35 @@ def test_the_requests_are_recorded(table: CostTable, engine: Engine) -> None:
         assert len(request.chances["ngram"]) == DEPTH and all(0 <= chance <= 1 for chance in request.chances["ngram"])
     assert table.engine.num_pages == 256 and table.engine.max_num_batched_tokens == 64
     assert table.engine.max_model_len == engine.loaded.target.max_length
+
+
+def test_steps_are_recorded_as_where_depths_are_chosen(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step of requests with a depth of their own drafts that deep always, whatever the step is told. The
+    deepest that is asked for stays."""
+    seen: set[tuple[str | None, bool, int]] = set()
+    add = engine.add
+
+    def watched(*args: Any, **options: Any) -> Request:
+        request = add(*args, **options)
+        seen.add((request.speculation.drafter, request.adaptive, len(request.rows_by_depth) - 1))
+        return request
+
+    monkeypatch.setattr(engine, "add", watched)
+    recorder = Recorder(engine, replace(SMALL, depth=7))
+    recorder.round(0)
+    assert seen == {("none", False, 0), ("ngram", True, 7)}
+
+
+@pytest.mark.parametrize(("acceptance", "known"), [("exact", False), ("synthetic:2.5", True)])
+def test_random_weights_say_nothing_of_acceptance(tmp_path: Path, acceptance: str, known: bool) -> None:
+    """Unless it is simulated: then requests have the chances that were asked for."""
+    engine = open_engine(None, 2, ["ngram@auto"], load_format="dummy", max_num_batched_tokens=64, num_pages=256)
+    small = replace(SMALL, max_concurrency=(1,), contexts=(8,), acceptance=acceptance, max_tokens=60)
+    requests = record(engine, small).requests
+    assert all(bool(request.chances) == known for request in requests)
+    if known:
+        levels = [request.chances["ngram"][0] for request in requests]
+        assert 0.6 < sum(levels) / len(levels) < 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from stridelm.bench.serving.loads import Load
 from stridelm.bench.serving.record import Run
+from stridelm.sample.length import chance_of_another
 from stridelm.schedule import Configured
 from stridelm.schedule.adaptive import Adaptive
 from stridelm.schedule.step_cost import StepCost
@@ -22,7 +23,7 @@ from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import sweep
 from stridelm.simulate.table import PLAIN as NONE
 from stridelm.simulate.table import CostTable, DrafterCosts, EngineLimits
-from stridelm.simulate.workload import Job, chance_of_each, read_acceptance
+from stridelm.simulate.workload import Job, read_acceptance
 from stridelm.types import Span
 
 STEP = 0.125
@@ -247,7 +248,7 @@ def test_a_head_waits_while_nothing_is_drafted(patience: int, lag: int) -> None:
 
 @pytest.mark.parametrize("mean", [1.0, 1.7, 3.99])
 def test_the_chance_behind_a_mean(mean: float) -> None:
-    chance = chance_of_each(mean, DEPTH)
+    chance = chance_of_another(mean, DEPTH)
     assert sum(chance**level for level in range(DEPTH + 1)) == pytest.approx(mean)
 
 

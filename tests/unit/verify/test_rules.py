@@ -117,5 +117,7 @@ def test_a_rules_numbers_are_its_own() -> None:
     """A request that names another rule than the engine's does not inherit them."""
     base: Any = Speculation("ngram", 3, "typical", posterior_threshold=0.2, prompt_lookup_min=1)
     assert Speculation().over(base) == base
+    deep = replace(base, depth=9, adaptive=True)
+    assert deep.over(base) == deep, "of those that are chosen from"
     assert Speculation(acceptance="typical", posterior_alpha=0.1).over(base) == replace(base, posterior_alpha=0.1)
     assert Speculation(acceptance="relaxed").over(base) == Speculation("ngram", 3, "relaxed", prompt_lookup_min=1)

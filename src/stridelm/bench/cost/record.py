@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from stridelm.bench.cost.requests import recorded_requests
 from stridelm.bench.cost.settings import CostSettings
@@ -18,6 +19,7 @@ from stridelm.bench.environment import device_name, dtype_name, environment
 from stridelm.bench.serving.texts import load_texts
 from stridelm.bench.stand import checkpoint_name
 from stridelm.bench.variants import read_variant
+from stridelm.draft.settle import can_choose
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule import Unbounded
@@ -43,15 +45,11 @@ def count_runs(settings: CostSettings, drafters: int) -> int:
 
 
 def speculations(engine: Engine, settings: CostSettings) -> dict[str, Speculation]:
-    """Drafter -> how its requests are drafted, plain decoding first. Raises ValueError for one that cannot run, or
-    that is more than a name."""
+    """Drafter -> how its requests are drafted, plain decoding first. Raises ValueError for one that cannot run."""
     found = {PLAIN: Speculation(drafter=PLAIN)}
+    depth = "" if settings.depth is None else f"@{settings.depth}"
     for name in settings.drafters:
-        if set(name) & set("@+:"):
-            raise ValueError(
-                f"drafter {name!r}: costs are recorded of drafters by name, such as ngram; --depth is apart"
-            )
-        variant = read_variant(name if settings.depth is None else f"{name}@{settings.depth}", engine.loaded.target)
+        variant = read_variant(f"{name}{depth}:{settings.acceptance}", engine.loaded.target)
         found[variant.drafter] = variant.speculation
     return found
 
@@ -106,7 +104,9 @@ class _Grid:
 
     def __init__(self, engine: Engine, settings: CostSettings, speculation: Speculation) -> None:
         assert engine.tokenizer is not None
-        self.engine, self.settings, self.speculation = engine, settings, speculation
+        self.engine, self.settings = engine, settings
+        # As where depths are chosen: a captured step of other requests always drafts as deep as they may.
+        self.speculation = replace(speculation, adaptive=can_choose(speculation))
         self._text = [id for passage in load_texts().passages() for id in engine.tokenizer.encode(passage)]
         [self._like] = self._requests([self._text[:1]], 1)
         engine.abort(self._like.id)

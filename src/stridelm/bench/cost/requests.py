@@ -13,26 +13,31 @@ from stridelm.engine.engine import Engine
 from stridelm.params import Speculation
 from stridelm.simulate.table import PLAIN, RecordedRequest
 from stridelm.types import Request
+from stridelm.verify import RULES
 
 
 def recorded_requests(
     engine: Engine, drafters: Mapping[str, Speculation], settings: CostSettings, advance: Callable[[int], None]
 ) -> tuple[RecordedRequest, ...]:
-    """The scenario's, with the share of each level's drafts that were accepted."""
+    """The scenario's, with the share of each level's drafts that were accepted. Random weights say nothing of that,
+    unless acceptance is simulated."""
     assert engine.tokenizer is not None
     same = ServingSettings(num_prompts=settings.num_prompts, max_tokens=settings.max_tokens, seed=settings.seed)
     asks = asks_of(settings.scenario, same, ignore_eos=True)
     prompts = [engine.tokenizer.encode(ask.prompt.text) for ask in asks]
     chances: list[dict[str, tuple[float, ...]]] = [{} for _ in asks]
+    known = engine.loaded.target.weighted or RULES.get(settings.acceptance.partition(":")[0]).simulated
     for name, speculation in drafters.items():
         if name == PLAIN:
+            continue
+        advance(1)
+        if not known:
             continue
         jobs = [Job(ids, params_of(ask, speculation)) for ids, ask in zip(prompts, asks, strict=True)]
         run = drive(engine, jobs, min(max(settings.max_concurrency), len(jobs)))
         requests = [timeline.request for timeline in run.timelines]
         for mine, levels in zip(chances, _shares(requests, speculation.depth or 0), strict=True):
             mine[name] = levels
-        advance(1)
     return tuple(
         RecordedRequest(len(ids), ask.max_tokens, mine) for ids, ask, mine in zip(prompts, asks, chances, strict=True)
     )

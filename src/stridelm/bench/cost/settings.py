@@ -16,6 +16,7 @@ class CostSettings:
         ("auto",), "names of drafters; plain decoding is always measured too; auto: the best one available"
     )
     depth: int | None = option(None, "the deepest draft to be measured (default: the drafter's usual depth)")
+    acceptance: str = option("exact", "rule of the drafts; with random weights, such as synthetic:2.5")
     max_concurrency: tuple[int, ...] = option((1, 2, 4, 8, 16), "requests of a step")
     contexts: tuple[int, ...] = option((64, 512), "tokens that each request has before the steps that are measured")
     rounds: int = option(4, "how often each kind of step is run, for several steps each time, in changing order")
@@ -35,4 +36,10 @@ class CostSettings:
                 raise ValueError(f"{name} must name numbers of at least 1; got {list(values)}")
         if not self.drafters:
             raise ValueError("drafters names none; name one, or auto")
+        for name in self.drafters:
+            if set(name) & set("@+:"):
+                raise ValueError(
+                    f"drafter {name!r}: costs are recorded of drafters by name, such as ngram; depth and acceptance "
+                    "are apart"
+                )
         scenario_of(self.scenario)
