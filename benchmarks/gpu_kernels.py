@@ -32,10 +32,11 @@ latent, attention over rows of 512 + 64 numbers (DeepSeek's; 16, 64 and 128 quer
   prefill   one span of many rows without a context. TFLOP/s counts the products with latents, not with expanded heads.
   absorbed  the products of a layer's heads with their matrices of 128 x 512, as in deterministic mode and by the
             library (torch.bmm), in microseconds; floor as above.
-  ways      chunks of prompts, from heads' queries to heads' values: with absorbed expansions, and with keys and values
-            expanded from the latents that the rows see (attention/expanded.py), in microseconds.
 
 attention_eight_bits, latent_eight_bits, the decode steps of both over KV in e4m3, which has half the bytes.
+
+latent_ways, chunks of prompts over such rows, from heads' queries to heads' values: with absorbed expansions, and with
+keys and values expanded from the latents that the rows see (attention/expanded.py), in microseconds.
 
 latent_few, a layer of few rows with 16 heads, from its projections to its values, in microseconds: in launches of their
 own, and in shared ones.
@@ -84,7 +85,7 @@ from expert_kernels import expert_tiles, experts, shared_experts
 from fp8_kernels import fp8, fp8_expert_tiles, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
-from latent_kernels import latent, latent_eight_bits, latent_few, latent_shapes
+from latent_kernels import latent, latent_eight_bits, latent_few, latent_shapes, latent_ways
 from rich.console import Console
 
 from stridelm.bench.results import append_result
@@ -99,6 +100,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "attention_eight_bits": attention_eight_bits,
     "latent_eight_bits": latent_eight_bits,
     "latent_few": latent_few,
+    "latent_ways": latent_ways,
     "fp8": fp8,
     "shapes": shapes,
     "expert_tiles": expert_tiles,

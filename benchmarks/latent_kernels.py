@@ -31,8 +31,8 @@ WIDTH = RANK + ROPE_DIM
 LATENT_HEADS = (16, 64, 128)
 LATENT_ROWS = (1, 2, 4, 8)
 PROMPTS = (
-    *((0, rows) for rows in (512, 1024, 2048, 4096, 8192)),
-    *((8192, rows) for rows in (64, 128, 256, 512, 2048)),
+    *((0, rows) for rows in (128, 256, 512, 1024, 2048, 4096, 8192)),
+    *((context, rows) for context in (1024, 8192) for rows in (64, 128, 192, 256, 384, 512, 2048)),
 )
 """(context, rows) of chunks that go both ways."""
 FEW_HEADS = 16
@@ -205,10 +205,14 @@ def latent(settings: Settings) -> Section:
         for heads in LATENT_HEADS
         for rows in (1, 4, 16, 64, 512, 2048)
     ]
-    ways = [latent_ways(pool, heads, *sizes, settings) for heads in LATENT_HEADS for sizes in PROMPTS]
-    both = both_table("latent: chunks of prompts both ways", ("heads", "context", "rows"), ways)
-    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed), both]
-    return Section(tables, [*decode, *prefill, *absorbed, *ways])
+    tables = [latent_decode_table(decode), latent_prefill_table(prefill), absorbed_table(absorbed)]
+    return Section(tables, [*decode, *prefill, *absorbed])
+
+
+def latent_ways(settings: Settings) -> Section:
+    pool = LatentPool(64 * 2048 * 9 // 8)
+    ways = [prompt_ways(pool, heads, *sizes, settings) for heads in LATENT_HEADS for sizes in PROMPTS]
+    return Section([both_table("latent: chunks of prompts both ways", ("heads", "context", "rows"), ways)], ways)
 
 
 def latent_eight_bits(settings: Settings) -> Section:
@@ -301,7 +305,7 @@ def latent_prefill(pool: LatentPool, heads: int, rows: int, deterministic: bool,
     }
 
 
-def latent_ways(pool: LatentPool, heads: int, context: int, rows: int, settings: Settings) -> dict[str, Any]:
+def prompt_ways(pool: LatentPool, heads: int, context: int, rows: int, settings: Settings) -> dict[str, Any]:
     """A chunk of a prompt with absorbed and with expanded latents, their products included, in the fast mode."""
     us = {
         name: graph_us(pool.prompts(heads, context, rows, expanded=name == "expanded"), settings.replays)

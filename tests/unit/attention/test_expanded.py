@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.attention import expanded
-from stridelm.attention.expanded import long_spans, passes
+from stridelm.attention.expanded import ExpandingLatents, long_spans, passes
 from stridelm.attention.host import HostAttention, HostLatents
 from stridelm.attention.triton import TritonAttention
 from stridelm.attention.triton_latents import TritonLatents
@@ -46,7 +46,8 @@ STEPS = {
 @pytest.fixture
 def low_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, spans of 17 rows are expanded."""
-    monkeypatch.setattr(expanded, "LEAD", 17 / 32)
+    monkeypatch.setattr(ExpandingLatents, "lead", 17 / 32)
+    monkeypatch.setattr(TritonLatents, "lead", 17 / 32)
 
 
 @pytest.fixture
@@ -126,9 +127,11 @@ def test_never_where_bits_are_promised() -> None:
 
 
 def test_where_it_pays() -> None:
-    """1.5 times the rows at which the products of attention save what expanding costs."""
-    rows = TritonLatents.least_rows(PUBLISHED)
-    assert rows == HostLatents.least_rows(PUBLISHED) == 256
+    """From 1.5 times the rows on at which the products of attention save what expanding costs; on a card, where wide
+    products reach less of its rate, from a quarter as many on."""
+    rows = HostLatents.least_rows(PUBLISHED)
+    assert rows is not None
+    assert (TritonLatents.least_rows(PUBLISHED), rows) == (64, 256)
     for entries in (1 << 10, 1 << 15, 1 << 20):
         absorbed = rows * entries * (2 * 512 + 64)
         assert 1.1 < absorbed / (rows * entries * (128 + 64 + 128) + entries * 512 * 256) < 1.4
@@ -150,8 +153,8 @@ def test_workspace() -> None:
         return TritonLatents.workspace(state, torch.bfloat16, False, rows, reach) / 2**20
 
     queries = 16 * (128 + 64) * 2 / 2**20  # of a row
-    assert mebibytes(255, 1 << 17) == 255 * queries
-    assert mebibytes(256, 1024) < 12
+    assert mebibytes(63, 1 << 17) == 63 * queries
+    assert mebibytes(64, 1024) < 12
     assert mebibytes(8192, 1 << 20) == mebibytes(8192, 1 << 17) < 600
     assert mebibytes(8192, 1 << 17, replace(PUBLISHED, heads=128)) < 1000
     for kind in (TritonAttention, HostAttention):
@@ -208,4 +211,4 @@ def test_on_hopper(tmp_path: Path) -> None:
     assert {kernel["name"] for kernel in kernels} == {"attend", "merge", "_queries_kernel", "_product_kernel"}
     assert all(kernel["shared"] <= 227 * 1024 and not kernel["stack"] for kernel in kernels)
     half = [kernel for kernel in kernels if kernel["name"] != "merge" and kernel["dtype"] != "torch.float32"]
-    assert len(half) == 12 and all(kernel["wgmma"] for kernel in half)
+    assert len(half) == 20 and all(kernel["wgmma"] for kernel in half)
