@@ -43,7 +43,7 @@ def mix(seed: int, count: int, speculations: Sequence[Any]) -> Iterator[Asked]:
         params = SamplingParams(
             **rng.choice(PARAMS),
             seed=number,
-            max_tokens=rng.randint(1, 40),
+            max_tokens=rng.randint(3, 40),
             ignore_eos=rng.random() < 0.7,
             speculation=rng.choice(speculations),
         )

@@ -50,6 +50,9 @@ PLAINLY, BESIDE = 4, 2
 """How many times as long depth 0 stands, and a choice if the steps read prompts."""
 LONG = PAUSE * PLAINLY * BESIDE
 """Steps after which a choice is due in any case."""
+PLAIN_AGAIN = 1
+"""Further steps of a probe of plain decoding, as long as it is not known how much longer the first takes for coming
+after one that drafts. The others tell."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
 
@@ -305,8 +308,10 @@ class Adaptive:
             self.cost.note(self.rates.padded(shapes_S[place]), seconds, tried)
             load.unprobed += 1
             if probed is not None:
-                load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
-                self._standing = LONG
+                load.landing -= 1
+                if load.landing <= 0:
+                    load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
+                    self._standing = LONG
         return readers, load, shapes_S[-1]
 
     def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
@@ -365,13 +370,19 @@ class Adaptive:
         prompts may wait for room. Where drafters' KV is behind, asking for a draft brings that up to date, and the
         probe is still due in the next step."""
         load, untried = self._load(count), self.cost.untried(count, deepest)
+        if load.again and load.awaited is not None:
+            load.again -= 1
+            return load.awaited, 0
         if self._parts(count, deepest):
             untried = deepest
         interval = load.interval if untried is None else 1
         steps = load.unprobed + self._unseen.count + 1
         if steps < (max(SOONEST, 2 * interval) if reads else interval):
             return None, interval - steps
-        return load.due(chosen.depth, deepest) if untried is None else untried, 0
+        probe = load.due(chosen.depth, deepest) if untried is None else untried
+        load.again = PLAIN_AGAIN if untried is None and not probe and not self.cost.knows_switching else 0
+        load.landing = 1 + load.again
+        return probe, 0
 
     def _parts(self, count: int, deepest: int) -> bool:
         """Whether it is time to have every second request draft to the deepest depth: once, after each depth was tried

@@ -12,7 +12,8 @@ Times are those of a machine at its usual speed: what slows all steps down for a
 machine, is told apart from what makes one kind of them slower, so that depths remain comparable. A step that comes
 after one of another depth, or after one with prompts, may take longer, since caches hold what the other one needed. By
 how much is learnt from the step after it, and left out of what its kind takes: otherwise depths that are only tried now
-and then would look dear.
+and then would look dear. Prompts leave less in the caches than decodes do, and a step that drafts needs more of what
+is there, so each is learnt apart.
 
 The loops are compiled, since they run between steps.
 
@@ -59,8 +60,12 @@ RIDGE, OF_REQUESTS = 1e-6, 3e-3
 taken to be the step's own."""
 USUAL, STEP_MEMORY = 0.05**2, 0.99
 """What that variance is taken to be at first, and the weight of a step relative to the next one's in it."""
+AFTER_DECODES, AFTER_PROMPTS = 1, 2
+"""What a step comes after, if after one of another kind."""
 SWITCH_MEMORY = 0.97
 """Weight of a step that came after one of another kind, relative to the next such one, in what that adds."""
+TOLD = 3
+"""Steps after one of another kind before it is known how much longer they take for that."""
 SWEEPS = 100
 """Over the coefficients, at each fit; each fit starts from the last one."""
 FEATURES = 6
@@ -69,10 +74,13 @@ STAIRS = (40, 64, 17)
 ALIKE = np.dtype([(name, np.float64) for name in ("count", "seconds", "context", "doubt", "latest")])
 """Of steps that are alike. count: how many, at most MOST. seconds, context: means, the seconds at speed 1. doubt: about
 these seconds, when the last of them was noted. latest: its number."""
-MACHINE = np.dtype([(name, np.float64) for name in ("factor", "doubt", "steps", "switching", "switched", "variance")])
+MACHINE = np.dtype([(name, np.float64) for name in ("factor", "doubt", "steps", "switched", "after", "variance")])
 """Of the machine's speed. factor: by which steps take longer just now. doubt: about it. steps: how many were noted.
-switching: logarithm of the factor by which those take longer that come after one of another kind. switched: of that by
-which the latest step did, if it was such a one and of a known kind. variance: of the logarithm of one step's time."""
+switched: logarithm of the factor by which the latest step took longer, if it came after one of another kind and its own
+is known. after: what that one was. variance: of the logarithm of one step's time."""
+SWITCH = np.dtype([(name, np.float64) for name in ("count", "longer")])
+"""Of steps that come after one of another kind. count: how many told. longer: mean logarithm of the factor by which
+they take longer."""
 
 
 class DecodeTimes:
@@ -83,12 +91,15 @@ class DecodeTimes:
         self._target_F = np.zeros(FEATURES)
         self._weights_F = np.zeros(FEATURES)
         self._alike = np.zeros(STAIRS, dtype=ALIKE)
-        self._machine = np.array([(1.0, 1.0, 0.0, 0.0, np.nan, USUAL)], dtype=MACHINE)
-        self._price = np.zeros(4)
-        """What the price of a token that is read is computed from: how many steps, and sums over them of tokens times
-        tokens, tokens times seconds and seconds times seconds, each as a difference to the mean of like steps."""
-        self._noted: list[tuple[int, int, int, int, float, bool]] = []
-        """Steps that are not in the fit yet, and whether each came after one of another kind."""
+        self._machine = np.array([(1.0, 1.0, 0.0, np.nan, 0.0, USUAL)], dtype=MACHINE)
+        self._switches = np.zeros((2, AFTER_PROMPTS + 1), dtype=SWITCH)
+        """By whether such a step drafts, and what it comes after."""
+        self._price = np.zeros((2, 4))
+        """What the price of a token that is read is computed from, by whether a step drafts: how many steps, and sums
+        over them of tokens times tokens, tokens times seconds and seconds times seconds, each as a difference to the
+        mean of like steps."""
+        self._noted: list[tuple[int, int, int, int, float, int]] = []
+        """Steps that are not in the fit yet, and what each came after, if it was of another kind."""
 
     def __bool__(self) -> bool:
         """Whether any step has been noted."""
@@ -96,11 +107,16 @@ class DecodeTimes:
 
     @property
     def switching(self) -> float:
-        """By what share a step takes longer that comes after one of another kind."""
-        return math.expm1(self._machine[0]["switching"])
+        """By what share a step takes longer that comes after one of another depth."""
+        return math.expm1(self._switches["longer"][:, AFTER_DECODES].max())
 
-    def note(self, step: StepShape, seconds: float, switched: bool) -> None:
-        """A step took this long. switched: it came after one of another kind."""
+    @property
+    def knows_switching(self) -> bool:
+        """Whether it is known by what share a plain step takes longer that comes after one that drafts."""
+        return bool(self._switches["count"][0, AFTER_DECODES] >= TOLD)
+
+    def note(self, step: StepShape, seconds: float, switched: int) -> None:
+        """A step took this long. switched: what it came after, if that was of another kind; 0 if not."""
         self._noted.append((step.requests, step.rows, step.depth, step.context, seconds, switched))
         if len(self._noted) >= LAZY:
             self._learn()
@@ -120,7 +136,7 @@ class DecodeTimes:
         """Take noted steps into the fit."""
         if self._noted:
             known = self._weights_F, self._alike, self._price, self._machine
-            _learn(np.array(self._noted), self._moments_FF, self._target_F, *known)
+            _learn(np.array(self._noted), self._moments_FF, self._target_F, *known, self._switches)
             self._noted.clear()
 
 
@@ -140,23 +156,33 @@ def _features(step):
 
 
 @nb.njit(cache=True)
-def _each(price):
-    """Seconds of a token that is read: the regression's slope, less as far as it may be chance."""
+def _each(price, depth):
+    """Seconds of a token that is read by a step of this depth. A card reads it once for all rows, a processor once for
+    each, so that it is dearer if the step drafts; but until such steps tell otherwise it is taken to be the same."""
+    drafts = int(depth > 0)
+    return _slope(price[drafts], _slope(price[1 - drafts], 0.0))
+
+
+@nb.njit(cache=True)
+def _slope(price, usual):
+    """The regression's, between what is usual and itself: as far as the difference may be chance, it is not counted."""
     steps, squares, products, rest = price
-    if products <= 0.0:
-        return 0.0
+    rest += usual * (usual * squares - 2.0 * products)
+    products -= usual * squares
+    if not products:
+        return usual
     squares += NARROW
-    slope = products / squares
-    doubt = max(0.0, rest - slope * products) / (steps * squares)  # variance of the slope
-    return slope * max(0.0, 1.0 - SURE * doubt / slope**2)
+    more = products / squares
+    doubt = max(0.0, rest - more * products) / (steps * squares)  # variance of the slope
+    return max(0.0, usual + more * max(0.0, 1.0 - SURE * doubt / more**2))
 
 
 @nb.njit(cache=True)
 def _predicted(steps_N4, weights_F, alike, price, machine):
     seconds_N, speed = np.empty(len(steps_N4)), machine[0]
-    each = _each(price)
+    plain, drafting = _each(price, 0), _each(price, 1)
     for n in range(len(steps_N4)):
-        mean = alike[_place(steps_N4[n])]
+        mean, each = alike[_place(steps_N4[n])], drafting if steps_N4[n, 2] > 0 else plain
         fitted = (_features(steps_N4[n]) * weights_F).sum() + each * steps_N4[n, 3]
         remembered = mean.seconds + each * (steps_N4[n, 3] - mean.context)
         share = mean.count**2 / (mean.count**2 + FEW)
@@ -180,7 +206,7 @@ def _doubts(steps_N4, alike, machine):
 
 
 @nb.njit(cache=True)
-def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine):
+def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine, switches):
     """Take steps into the fit, the means of those that are like them, the price of tokens, and the machine's speed."""
     if weights_F.any():
         expected_N = _predicted(steps_N6[:, :4], weights_F, alike, price, machine)
@@ -188,9 +214,9 @@ def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine):
             if alike[_place(steps_N6[n])].count:  # what is expected of others may be far off
                 steps_N6[n, 4] = min(steps_N6[n, 4], OUTLIER * expected_N[n])
     for n in range(len(steps_N6)):
-        context, seconds = steps_N6[n, 3], _remember(steps_N6[n], alike, price, machine[0])
+        context, seconds = steps_N6[n, 3], _remember(steps_N6[n], alike, price, machine[0], switches)
         # Relative errors count: each equation is divided by the step's time.
-        rest = max(0.1 * seconds, seconds - _each(price) * context)
+        rest = max(0.1 * seconds, seconds - _each(price, steps_N6[n, 2]) * context)
         features_F = _features(steps_N6[n]) / rest
         for f in range(FEATURES):
             target_F[f] = MEMORY * target_F[f] + features_F[f]
@@ -200,7 +226,7 @@ def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine):
 
 
 @nb.njit(cache=True)
-def _remember(step, alike, price, speed):
+def _remember(step, alike, price, speed, switches):
     """Take a step into what like steps take, the price of tokens, and the machine's speed. Returns its seconds at
     speed 1, without what is taken to be a delay.
 
@@ -208,39 +234,44 @@ def _remember(step, alike, price, speed):
     filter of their logarithms, whose doubts are taken to be independent of each other: a kind that was not seen for
     long is to blame itself, one that runs all the time is not.
     """
-    context = step[3]
-    mean = alike[_place(step)]
+    context, after = step[3], int(step[5])
+    mean, switch = alike[_place(step)], switches[int(step[2] > 0), after]
     speed.steps += 1.0
     speed.doubt += FASTER
     usual, speed.switched = speed.switched, np.nan  # of the step before
     if not mean.count:
-        seconds = step[4] / speed.factor / (math.exp(speed.switching) if step[5] else 1.0)
+        seconds = step[4] / speed.factor / math.exp(switch.longer)
         mean.count, mean.seconds, mean.context = 1.0, seconds, context
         mean.doubt, mean.latest = 1.0, speed.steps
         return seconds
     doubt = _doubt(mean, speed)
-    more = context - mean.context
-    expected = max(0.1 * mean.seconds, mean.seconds + _each(price) * more)
+    more, each = context - mean.context, _each(price, step[2])
+    expected = max(0.1 * mean.seconds, mean.seconds + each * more)
     longer = math.log(step[4] / (speed.factor * expected))
-    if step[5]:
-        speed.switched = longer
-        longer -= speed.switching
+    if after:
+        speed.switched, speed.after = longer, after
+        longer -= switch.longer
     elif not math.isnan(usual):
-        speed.switching = max(
-            0.0, SWITCH_MEMORY * speed.switching + (1.0 - SWITCH_MEMORY) * min(max(usual - longer, -1.0), 1.0)
-        )
+        switch = switches[int(step[2] > 0), int(speed.after)]
+        switch.count += 1.0
+        more_so = min(max(usual - longer, -1.0), 1.0) - switch.longer
+        switch.longer = max(0.0, switch.longer + more_so * max(1.0 - SWITCH_MEMORY, 1.0 / (1.0 + switch.count)))
+        other = switches[int(step[2] <= 0), int(speed.after)]
+        if not other.count:
+            other.longer = switch.longer
     if doubt < KNOWN:
         speed.variance = STEP_MEMORY * speed.variance + (1.0 - STEP_MEMORY) * min(longer**2, 1.0)
         longer = min(max(longer, -math.log(LATE)), math.log(LATE))
     seconds = expected * math.exp(longer)
-    price[:] = MEMORY * price + np.array([1.0, more**2, more * (seconds - mean.seconds), (seconds - mean.seconds) ** 2])
+    told = price[int(step[2] > 0)]
+    told[:] = MEMORY * told + np.array([1.0, more**2, more * (seconds - mean.seconds), (seconds - mean.seconds) ** 2])
     whole = 1.0 + doubt + speed.doubt
     speed.factor *= math.exp(speed.doubt / whole * longer)
     latest = doubt / whole
     mean.count = min(mean.count + 1.0, MOST)
     mean.seconds *= math.exp(latest * longer)
     mean.context += latest * more
-    mean.seconds += latest * _each(price) * more
+    mean.seconds += latest * each * more
     speed.doubt -= speed.doubt**2 / whole
     mean.doubt, mean.latest = doubt - doubt**2 / whole, speed.steps
     return seconds

@@ -62,15 +62,21 @@ class Load:
     """The depth that was probed last."""
     awaited: int | None = None
     """The depth that a step probes which has not landed: the next one is decided on before."""
+    again: int = 0
+    """How many further steps are to probe it, one after another."""
+    landing: int = 0
+    """How many steps that probe it have not landed."""
     judged: bool = True
     """Whether a choice was made since a probe landed that was to find out whether the one before is still right."""
 
     def due(self, chosen: int, deepest: int) -> int:
-        """The depth to be probed next: the one above what is chosen, then the one below, and so on. What is found there
-        tells of depths beyond, too."""
+        """The depth to be probed next: the one above what is chosen, the one below, plain decoding, and so on. What is
+        found beside the choice tells of depths beyond, too, but not of steps that draft nothing."""
         chosen = min(chosen, deepest)
-        above, below = min(chosen + 1, deepest), max(chosen - 1, 0)
-        return below if above == chosen or (self.probed == above and below != chosen) else above
+        beside = dict.fromkeys((chosen + 1, chosen - 1, 0))
+        others = [depth for depth in beside if 0 <= depth <= deepest and depth != chosen]
+        after = others.index(self.probed) + 1 if self.probed in others else 0
+        return others[after % len(others)] if others else chosen
 
     def judge(self, before: int, switching: float, catching_up: float) -> bool:
         """After a choice: say when to probe again, if a probe has landed since the one before. Returns whether one has
@@ -89,12 +95,12 @@ class Load:
 
     def _latest(self, switching: float, catching_up: float) -> int:
         """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
-        slower, and so are it and the step after it for being of another kind; and where nothing is drafted, drafters
-        catch up before it."""
+        slower, and so are it and the step after it for being of another kind; and drafters catch up after a step in
+        which nothing was drafted."""
         if self.chosen.lost_D is None:
             return LATEST
-        lost = float(self.chosen.lost_D[self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)])
-        price = lost + 2 * switching + (0.0 if self.chosen.depth else catching_up)
+        due = self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)
+        price = float(self.chosen.lost_D[due]) + 2 * switching + (catching_up if 0 in (due, self.chosen.depth) else 0.0)
         return int(min(LATEST, max(SOONEST, price / DEAR)))
 
 

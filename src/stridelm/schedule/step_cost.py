@@ -19,7 +19,7 @@ import numba as nb
 import numpy as np
 
 from stridelm.schedule.counts import class_of
-from stridelm.schedule.decode_times import OUTLIER, DecodeTimes
+from stridelm.schedule.decode_times import AFTER_DECODES, AFTER_PROMPTS, OUTLIER, DecodeTimes
 from stridelm.schedule.step_shape import StepShape
 
 PROMPT_STEPS, PROMPT_MEMORY = 32, 0.95
@@ -33,6 +33,8 @@ CHEAPEST = 0.1
 BEHIND_MEMORY, LONGEST = 0.9, 8.0
 """Weight of a step in which drafters caught up relative to the next such one, and most steps that this is taken to be
 worth: something else may have delayed it."""
+CATCHING_UP = -1, False
+"""Depth of a step in which drafters caught up, and whether it had prompt rows: unlike any other's."""
 NEAR = 4
 """Stairs: a step tells of steps with up to twice or half as many requests."""
 
@@ -68,9 +70,10 @@ class StepCost:
         """
         if step.behind:
             self._caught_up(step, seconds)
+            self._latest = CATCHING_UP
             return
         kind = step.depth, step.prompt > 0
-        switched, self._latest = self._latest not in (None, kind), kind
+        before, self._latest = self._latest or kind, kind
         if tried is not None and not _add(self._begun, step.requests, tried):
             return
         if seconds <= 0.0:
@@ -83,7 +86,7 @@ class StepCost:
         else:
             if not self._decodes:
                 self._line = None
-            self._decodes.note(step, seconds, switched)
+            self._decodes.note(step, seconds, AFTER_PROMPTS if before[1] else AFTER_DECODES if before != kind else 0)
         if tried is not None:
             _add(self._tried, step.requests, tried)
 
@@ -101,6 +104,11 @@ class StepCost:
     def switching(self) -> float:
         """By what share a step takes longer that comes after one of another kind."""
         return self._decodes.switching
+
+    @property
+    def knows_switching(self) -> bool:
+        """Whether it is known by what share a plain step takes longer that comes after one that drafts."""
+        return self._decodes.knows_switching
 
     @property
     def catching_up(self) -> float:

@@ -452,15 +452,36 @@ def test_a_better_text_is_noticed(patient: bool, lag: int) -> None:
     assert min(sum(depths) for depths in run.depths[-5:]) >= 8
 
 
+@pytest.mark.parametrize(("chance", "streams", "best"), [(0.4, 64, 1), (0.58, 8, 3)])
 @pytest.mark.parametrize("lag", [0, 1])
-def test_probes_go_both_ways(lag: int) -> None:
-    """Above the chosen depth and below it, one step each, also where the next step is decided on before one lands."""
-    run = Simulation(Adaptive(), [0.4] * 64, dense, lag=lag).run(600)
+def test_probes_go_both_ways(lag: int, chance: float, streams: int, best: int) -> None:
+    """Above the chosen depth and below it, one step each, also where the next step is decided on before one lands. And
+    at depth 0, which they say nothing of."""
+    run = Simulation(Adaptive(), [chance] * streams, dense, lag=lag).run(900)
     everywhere = [set(depths) for depths in run.depths[100:]]
     chosen = max(range(1, DEPTH), key=lambda depth: everywhere.count({depth}))
-    probes = [len(depths) == 1 and depths != {chosen} for depths in everywhere]
-    assert {chosen - 1} in everywhere and {chosen + 1} in everywhere
-    assert not any(first and second for first, second in pairwise(probes))
+    assert chosen == best
+    probes = [max(depths) for depths in everywhere if len(depths) == 1]
+    assert {chosen - 1, chosen + 1, 0} <= set(probes)
+    assert not any(first == second != chosen and first for first, second in pairwise(probes))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_that_plain_decoding_is_faster_is_noticed(seed: int) -> None:
+    """Where drafts lose 8%, plain steps were slow at first, and one that comes after one that drafts takes longer by
+    more than that: it needs other things in the caches. Depths beside the choice say nothing of plain steps, so these
+    are tried, too."""
+    latest, gains = [0], [True]
+
+    def cold(requests: int, rows: int, depth: int) -> float:
+        before, latest[0] = latest[0], depth
+        slower = (1.0 if depth == before else 1.25 if not depth else 1.02) * (1.2 if gains[0] and not depth else 1.0)
+        return slower * (1.4e-3, 2.6e-3, 3.2e-3, 3.65e-3, 5e-3)[depth]
+
+    run = Simulation(Adaptive(), [0.63] * 4, cold, seed=seed).run(60)
+    gains[0] = False
+    run.run(1500)
+    assert sum(map(any, run.depths[-300:])) < 60
 
 
 def test_load_comes_and_goes() -> None:
@@ -560,10 +581,10 @@ def test_a_burst_is_done_sooner_if_drafts_are_held_back() -> None:
         runs = [fleet.run([Job.drawn(120, 64, (0.8,) * 3, seed, each) for each in range(32)], 32) for seed in range(8)]
         known = runs[2:]  # by then it is known what steps cost
         firsts = [each.ttft for run in known for each in run.answered]
-        return sum(run.seconds for run in known), statistics.median(firsts)
+        return sum(run.seconds for run in known), statistics.fmean(firsts)
 
     (soon, first), (late, last) = burst(Adaptive()), burst(Hasty())
-    assert soon < 0.995 * late and first < 0.95 * last
+    assert soon < 0.995 * late and first < 0.97 * last
 
 
 def test_what_is_explained_is_what_was_chosen_beside_prompts() -> None:

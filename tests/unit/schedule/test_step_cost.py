@@ -247,6 +247,49 @@ def test_what_follows_another_kind_takes_longer_once() -> None:
     assert cost.one(deep) / cost.one(plain) == pytest.approx(1.5, rel=0.04)
 
 
+def test_what_comes_after_what_is_learnt_apart() -> None:
+    """A plain step takes longer by 30% after one that drafts and by 60% after a prompt, and one that drafts by 2% and
+    by 20%: caches hold less of what it needs, and it needs more of it."""
+    cost, plain, deep = StepCost(), StepShape(4, 4, 0, 900), StepShape(4, 12, 2, 900)
+    prompt = StepShape(4, 4, 0, 900, 100)
+    for _ in range(60):
+        for shape, seconds, after in ((plain, 2e-3, 1.3), (prompt, 9e-3, 1), (plain, 2e-3, 1.6)):
+            cost.note(shape, seconds * after)
+            cost.note(shape, seconds)
+        for shape, seconds, after in ((deep, 3e-3, 1.02), (prompt, 9e-3, 1), (deep, 3e-3, 1.2)):
+            cost.note(shape, seconds * after)
+            cost.note(shape, seconds)
+    assert cost.knows_switching and cost.switching == pytest.approx(0.3, abs=0.03)
+    assert cost.one(plain) == pytest.approx(2e-3, rel=0.02)
+    assert cost.one(deep) == pytest.approx(3e-3, rel=0.02)
+
+
+def test_a_step_after_one_that_catches_up_is_of_another_kind() -> None:
+    cost, plain = StepCost(), StepShape(4, 4, 0, 900)
+    for _ in range(60):
+        cost.note(StepShape(4, 4, 0, 900, behind=70), 5e-3)
+        cost.note(plain, 1.4 * 2e-3)
+        for _ in range(3):
+            cost.note(plain, 2e-3)
+    assert cost.one(plain) == pytest.approx(2e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("times", [1, 3], ids=["a card", "a processor"])
+def test_tokens_that_are_read_are_as_dear_as_a_step_has_rows(times: int) -> None:
+    """A processor reads them once for each row. What they take the steps that run, which draft, is not what they take a
+    plain one; where that did not tell, it is taken to be."""
+    rng, cost = random.Random(0), StepCost()
+    for step in range(2000):
+        context = 600 + 7 * (step % 150)
+        plain = step % 40 < 2 and (times > 1 or step < 50)
+        shape = StepShape(4, 4, 0, context) if plain else StepShape(4, 12, 2, context)
+        seconds = (2e-3 if plain else 3e-3) + (1 if plain else times) * 0.4e-6 * context
+        cost.note(shape, seconds * rng.uniform(0.98, 1.02))
+    for context in (600, 1600):
+        assert cost.one(StepShape(4, 12, 2, context)) == pytest.approx(3e-3 + times * 0.4e-6 * context, rel=0.03)
+        assert cost.one(StepShape(4, 4, 0, context)) == pytest.approx(2e-3 + 0.4e-6 * context, rel=0.05)
+
+
 def test_catching_up_has_a_price_of_its_own() -> None:
     """In steps that draft nothing, and at least one: the steps themselves tell nothing else."""
     for seconds, steps in ((6e-3, 2.0), (2.2e-3, 1.0), (1.0, 8.0)):
