@@ -50,9 +50,9 @@ PLAINLY, BESIDE = 4, 2
 """How many times as long depth 0 stands, and a choice if the steps read prompts."""
 LONG = PAUSE * PLAINLY * BESIDE
 """Steps after which a choice is due in any case."""
-PLAIN_AGAIN = 1
-"""Further steps of a probe of plain decoding, as long as it is not known how much longer the first takes for coming
-after one that drafts. The others tell."""
+PLAIN_STEPS = 2
+"""Of a probe of plain decoding, as long as it is not known how much longer the first takes for coming after one that
+drafts: the second tells."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
 
@@ -307,11 +307,8 @@ class Adaptive:
             first = probed is not None and self.cost.untried(count, deepest) is not None
             self.cost.note(self.rates.padded(shapes_S[place]), seconds, tried)
             load.unprobed += 1
-            if probed is not None:
-                load.landing -= 1
-                if load.landing <= 0:
-                    load.probed, load.awaited, load.unprobed, load.judged = probed, None, 0, first
-                    self._standing = LONG
+            if probed is not None and load.land(probed, judged=first):
+                self._standing = LONG
         return readers, load, shapes_S[-1]
 
     def _keep_paces(self, requests: Sequence[Request], accepted: Sequence[int], seconds: float) -> None:
@@ -380,8 +377,7 @@ class Adaptive:
         if steps < (max(SOONEST, 2 * interval) if reads else interval):
             return None, interval - steps
         probe = load.due(chosen.depth, deepest) if untried is None else untried
-        load.again = PLAIN_AGAIN if untried is None and not probe and not self.cost.knows_switching else 0
-        load.landing = 1 + load.again
+        load.begin(PLAIN_STEPS if untried is None and not probe and not self.cost.knows_switching else 1)
         return probe, 0
 
     def _parts(self, count: int, deepest: int) -> bool:

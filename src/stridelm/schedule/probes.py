@@ -69,6 +69,18 @@ class Load:
     judged: bool = True
     """Whether a choice was made since a probe landed that was to find out whether the one before is still right."""
 
+    def begin(self, steps: int) -> None:
+        """So many steps in a row are to probe a depth."""
+        self.again, self.landing = steps - 1, steps
+
+    def land(self, depth: int, judged: bool) -> bool:
+        """A step that probed this depth has landed. Returns whether it was the last one."""
+        self.landing -= 1
+        if self.landing > 0:
+            return False
+        self.probed, self.awaited, self.unprobed, self.judged = depth, None, 0, judged
+        return True
+
     def due(self, chosen: int, deepest: int) -> int:
         """The depth to be probed next: the one above what is chosen, the one below, plain decoding, and so on. What is
         found beside the choice tells of depths beyond, too, but not of steps that draft nothing."""

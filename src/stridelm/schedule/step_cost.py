@@ -102,7 +102,7 @@ class StepCost:
 
     @property
     def switching(self) -> float:
-        """By what share a step takes longer that comes after one of another kind."""
+        """By what share a step takes longer that comes after one of another depth."""
         return self._decodes.switching
 
     @property
