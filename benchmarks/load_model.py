@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_decode import speculation
-from model_shapes import LLAMA_8B, write_eagle3
-from transformers import LlamaConfig
+from model_shapes import SHAPES, ModelShape, write_eagle3
 
 from stridelm.builtin import builtin_path
 from stridelm.params import Speculation
@@ -41,11 +40,10 @@ def speculation_options(decoding: str) -> dict[str, Any]:
     return {"drafter": asked.drafter or "none", "depth": depth, "acceptance": asked.rule}
 
 
-def write_checkpoint(folder: Path, layers: int) -> dict[str, Any]:
+def write_checkpoint(folder: Path, layers: int, shape: ModelShape = SHAPES["llama-3.1-8b"]) -> dict[str, Any]:
     """A checkpoint without weights, with a tokenizer. Returns the options with which Stride's engine runs it."""
-    config = {**LLAMA_8B, "num_hidden_layers": layers}
-    LlamaConfig(**config, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
-    write_tokenizer(folder, config["vocab_size"])
+    shape.write(folder, layers)
+    write_tokenizer(folder, shape.config["vocab_size"])
     return {"model": str(folder), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda"}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from load_model import write_tokenizer
+from load_model import write_checkpoint
 from model_shapes import SHAPES, write_eagle3
 from rich.console import Console
 from rich.table import Table
@@ -118,6 +118,10 @@ def compare(settings: Settings, folder: Path, kept: Path | None) -> list[dict[st
         num_prompts=max(counts.values()),
     )
     recorder, target = Recorder(engine, costs), InProcess(engine, 0.0)
+    asks = {
+        each: asks_of(settings.scenario, ServingSettings(num_prompts=count), ignore_eos=True)
+        for each, count in counts.items()
+    }
     ways = [target.way(entry) for entry in ruled]
     runs: dict[tuple[int, int], list[Run]] = {}
     """(streams, number of the way) -> its runs."""
@@ -126,9 +130,8 @@ def compare(settings: Settings, folder: Path, kept: Path | None) -> list[dict[st
             recorder.round(turn)
             advance(1)
             for each in streams:
-                asks = asks_of(settings.scenario, ServingSettings(num_prompts=counts[each]), ignore_eos=True)
                 for number, way in enumerate(ways):
-                    run = target.run(asks, Load(each), None, way)
+                    run = target.run(asks[each], Load(each), None, way)
                     advance(1)
                     if turn:
                         runs.setdefault((each, number), []).append(run)
@@ -157,11 +160,14 @@ def write_shape(folder: Path, settings: Settings, drafters: Collection[str]) -> 
     """Options of an engine that runs this shape with random weights, with the built-in model's tokenizer."""
     shape = SHAPES[settings.shape or ""]
     layers = settings.layers or shape.config["num_hidden_layers"]
-    shape.write(folder, layers)
-    write_tokenizer(folder, shape.config["vocab_size"])
-    head = {"drafter_model": str(write_eagle3(folder / "eagle3", layers, shape.config))} if "eagle" in drafters else {}
-    limits = {"max_num_batched_tokens": 8192, "max_model_len": 4096}
-    return {"model": str(folder), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda", **limits, **head}
+    options = {
+        **write_checkpoint(folder / "model", layers, shape),
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 4096,
+    }
+    if "eagle" in drafters:
+        options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers, shape.config))
+    return options
 
 
 def _ruled(entry: str, acceptance: float | None) -> str:
