@@ -306,7 +306,7 @@ class Adaptive:
             probed = tried if tried == load.awaited else None
             first = probed is not None and self.cost.untried(count, deepest) is not None
             self.cost.note(self.rates.padded(shapes_S[place]), seconds, tried)
-            load.unprobed += 1
+            load.count()
             if probed is not None and load.land(probed, judged=first):
                 self._standing = LONG
         return readers, load, shapes_S[-1]
@@ -376,7 +376,9 @@ class Adaptive:
         steps = load.unprobed + self._unseen.count + 1
         if steps < (max(SOONEST, 2 * interval) if reads else interval):
             return None, interval - steps
-        probe = load.due(chosen.depth, deepest) if untried is None else untried
+        probe = load.due(chosen, deepest) if untried is None else untried
+        if probe is None:
+            return None, SOONEST
         load.begin(PLAIN_STEPS if untried is None and not probe and not self.cost.knows_switching else 1)
         return probe, 0
 
@@ -393,7 +395,7 @@ class Adaptive:
         before = self._standing_for(len(readers.places_R)).depth
         self._latest, self.figures.gain = self.rates.best(readers, context, drafts=bool(before))
         load.chosen = self._latest
-        if load.judge(before, self.cost.switching, self.cost.catching_up):
+        if load.judge(before):
             self._loads.spread(load)
 
 

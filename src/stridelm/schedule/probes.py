@@ -2,14 +2,15 @@
 
 What is not chosen is not learnt about, so now and then a step probes a depth. Probes become rare while they change
 nothing; but as long as it is not known whether the depth is faster, only as rare as they are dear: one that loses
-little is worth repeating. They become frequent again when one changes something.
+little is worth repeating. They become frequent again when one changes something. Of shallower depths only times are
+unknown, since deeper drafts tell how their levels fare: one that is known to be slower is probed rarely from the start.
 
 Legend: D levels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,12 +33,18 @@ class Chosen:
     """Chance that a level reaches to be drafted."""
     rows: int = NEVER
     """Of a step, as padded."""
-    lost_D: np.ndarray | None = None
-    """[D + 1] by what share steps are slower in which all draft to each depth; infinite where it is known that they are
-    slower. None: nothing is known."""
+    prices_D: np.ndarray | None = None
+    """[D + 1] what is lost when a step probes each depth, in steps: it is slower, so are it and the step after it for
+    being of another kind, and drafters catch up after a step in which nothing was drafted. None: nothing is known."""
+    slower_D: np.ndarray | None = None
+    """[D + 1] whether it is known that steps are slower in which all draft to each depth."""
 
     def is_for(self, count: int) -> bool:
         return are_about_as_many(self.requests, count)
+
+    def is_slower(self, depth: int) -> bool:
+        """Whether it is known that steps are in which all draft to it."""
+        return self.slower_D is not None and bool(self.slower_D[depth])
 
 
 def are_about_as_many(one: int, other: int) -> bool:
@@ -58,8 +65,10 @@ class Load:
     unprobed: int = 0
     """Steps since the last probe."""
     interval: int = SOONEST
-    probed: int | None = None
-    """The depth that was probed last."""
+    steps: int = 0
+    """That have landed."""
+    probed: dict[int, int] = field(default_factory=dict)
+    """Depth -> how many steps had landed when it was last probed."""
     awaited: int | None = None
     """The depth that a step probes which has not landed: the next one is decided on before."""
     again: int = 0
@@ -78,42 +87,48 @@ class Load:
         self.landing -= 1
         if self.landing > 0:
             return False
-        self.probed, self.awaited, self.unprobed, self.judged = depth, None, 0, judged
+        self.awaited, self.unprobed, self.judged, self.probed[depth] = None, 0, judged, self.steps
         return True
 
-    def due(self, chosen: int, deepest: int) -> int:
-        """The depth to be probed next: the one above what is chosen, the one below, plain decoding, and so on. What is
-        found beside the choice tells of depths beyond, too, but not of steps that draft nothing."""
-        chosen = min(chosen, deepest)
-        beside = dict.fromkeys((chosen + 1, chosen - 1, 0))
-        others = [depth for depth in beside if 0 <= depth <= deepest and depth != chosen]
-        after = others.index(self.probed) + 1 if self.probed in others else 0
-        return others[after % len(others)] if others else chosen
+    def count(self) -> None:
+        """A step has landed."""
+        self.steps += 1
+        self.unprobed += 1
 
-    def judge(self, before: int, switching: float, catching_up: float) -> bool:
+    def due(self, chosen: Chosen, deepest: int) -> int | None:
+        """The depth to be probed next, if any: of the one above what is chosen, the one below and plain decoding, that
+        which was not probed for longest. What is found beside the choice tells of depths beyond, too, but not of steps
+        that draft nothing."""
+        at = min(chosen.depth, deepest)
+        beside = [depth for depth in (at + 1, at - 1, 0) if 0 <= depth <= deepest and depth != at]
+        worth = [depth for depth in beside if depth > at or not chosen.is_slower(depth) or self._was_long_ago(depth)]
+        return min(worth, key=lambda depth: self.probed.get(depth, -1), default=None)
+
+    def judge(self, before: int) -> bool:
         """After a choice: say when to probe again, if a probe has landed since the one before. Returns whether one has
         and nothing changed.
 
-        before: the depth of the choice before. switching: by what share a step takes longer that comes after one of
-        another kind. catching_up: how many steps drafters take before one that drafts, where nothing was."""
+        before: the depth of the choice before."""
         if self.judged:
             return False
         self.judged = True
         if self.chosen.depth != before:
             self.interval = max(SOONEST, self.interval // AGAIN)
             return False
-        self.interval = min(2 * self.interval, self._latest(switching, catching_up))
+        self.interval = min(2 * self.interval, self._latest())
         return True
 
-    def _latest(self, switching: float, catching_up: float) -> int:
-        """Steps after which to probe, at most. If it is to tell something, as many as make up for its price: it is
-        slower, and so are it and the step after it for being of another kind; and drafters catch up after a step in
-        which nothing was drafted."""
-        if self.chosen.lost_D is None:
+    def _latest(self) -> int:
+        """Steps after which to probe, at most: if it is to tell something, as many as make up for its price."""
+        prices_D = self.chosen.prices_D
+        due = None if prices_D is None else self.due(self.chosen, len(prices_D) - 1)
+        if prices_D is None or due is None or self.chosen.is_slower(due):
             return LATEST
-        due = self.due(self.chosen.depth, len(self.chosen.lost_D) - 1)
-        price = float(self.chosen.lost_D[due]) + 2 * switching + (catching_up if 0 in (due, self.chosen.depth) else 0.0)
-        return int(min(LATEST, max(SOONEST, price / DEAR)))
+        return int(min(LATEST, max(SOONEST, prices_D[due] / DEAR)))
+
+    def _was_long_ago(self, depth: int) -> bool:
+        """That it was probed."""
+        return self.steps - self.probed.get(depth, 0) >= LATEST
 
 
 class Loads:

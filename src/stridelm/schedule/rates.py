@@ -60,9 +60,10 @@ class Rates:
         plain_T = rate_TD[:, 0] * (1.0 if drafts else 1.0 + CLEARLY)
         place, depth = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
         lost_D = 1.0 - rate_TD[0] / rate_TD[place, depth]
-        unsure_D = SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0]) > np.maximum(lost_D, SLIGHT)
-        lost_D[~unsure_D] = np.inf
-        chosen = Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), lost_D)
+        slower_D = np.maximum(lost_D, SLIGHT) >= SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0])
+        prices_D = lost_D + 2 * self.cost.switching
+        prices_D[: 1 if depth else None] += self.cost.catching_up
+        chosen = Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), prices_D, slower_D)
         return chosen, float(rate_TD[place, depth] / rate_TD[0, 0])
 
     def best_beside(self, readers: Readers, context: int, joining: int) -> Chosen:

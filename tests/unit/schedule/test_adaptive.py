@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from stridelm.params import Speculation
 from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.probes import SOONEST, Chosen, Load, Loads
+from stridelm.schedule.probes import LATEST, SOONEST, Chosen, Load, Loads
 from stridelm.schedule.row_stairs import RowStairs
 from stridelm.schedule.step_shape import StepShape
 from stridelm.simulate.card import Card, Drafting, Limits
@@ -455,15 +455,16 @@ def test_a_better_text_is_noticed(patient: bool, lag: int) -> None:
 @pytest.mark.parametrize(("chance", "streams", "best"), [(0.4, 64, 1), (0.58, 8, 3)])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_probes_go_both_ways(lag: int, chance: float, streams: int, best: int) -> None:
-    """Above the chosen depth and below it, one step each, also where the next step is decided on before one lands. And
-    at depth 0, which they say nothing of."""
-    run = Simulation(Adaptive(), [chance] * streams, dense, lag=lag).run(900)
+    """Above the chosen depth and below it, one step each, also where the next step is decided on before one lands: what
+    is chosen stands longer. And at depth 0, which they say nothing of."""
+    run = Simulation(Adaptive(), [chance] * streams, dense, lag=lag).run(2000)
     everywhere = [set(depths) for depths in run.depths[100:]]
     chosen = max(range(1, DEPTH), key=lambda depth: everywhere.count({depth}))
     assert chosen == best
     probes = [max(depths) for depths in everywhere if len(depths) == 1]
     assert {chosen - 1, chosen + 1, 0} <= set(probes)
-    assert not any(first == second != chosen and first for first, second in pairwise(probes))
+    lengths = [len(list(run)) for depth, run in groupby(probes) if depth not in (0, chosen)]
+    assert all(length == 1 or length >= SOONEST - 1 for length in lengths)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -684,14 +685,40 @@ def test_the_first_step_of_a_depth_is_not_taken_for_a_delay() -> None:
     assert policy.cost.one(StepShape(8, 16, 1, 8 * 100)) == pytest.approx(1.45e-3, rel=0.1)
 
 
-@pytest.mark.parametrize(("catching_up", "steps"), [(1.0, 150), (3.0, 400)])
-def test_probes_are_as_rare_as_they_are_dear(catching_up: float, steps: int) -> None:
-    """A depth that loses a tenth, tried in one step after another that catches up, may cost 0.8% of all steps."""
-    load = Load(Chosen(4, 0, 0.5, lost_D=np.array([0.0, 0.1, 0.2])))
+@pytest.mark.parametrize(("price", "steps"), [(1.2, 150), (3.2, 400)])
+def test_probes_are_as_rare_as_they_are_dear(price: float, steps: int) -> None:
+    """A depth that costs 1.2 steps when it is probed, and is not known to be slower, may cost 0.8% of all steps."""
+    load = Load(Chosen(4, 0, 0.5, prices_D=np.array([0.0, price, 9.9]), slower_D=np.array([False, False, True])))
     for _ in range(20):
         load.judged = False
-        load.judge(0, 0.05, catching_up)
+        load.judge(0)
     assert load.interval == pytest.approx(steps, rel=0.01)
+
+
+def test_shallower_depths_known_to_be_slower_are_probed_rarely() -> None:
+    """Plain decoding is, while both depths beside the choice are probed all the time: the deeper one whether it is
+    slower or not, since only drafts tell how its level fares."""
+    chosen = Chosen(4, 2, 0.5, prices_D=np.array([2.0, 0.1, 0.0, 9.9]), slower_D=np.array([True, False, False, True]))
+    load, probed = Load(chosen), []
+    for _ in range(2 * LATEST):
+        load.count()
+        if load.unprobed >= SOONEST:
+            depth = load.due(chosen, 3)
+            assert depth is not None
+            load.begin(1)
+            load.land(depth, judged=True)
+            probed.append((load.steps, depth))
+    assert [depth for _, depth in probed[:4]] == [3, 1, 3, 1]
+    assert [steps for steps, depth in probed if depth == 0] == [LATEST, 2 * LATEST]
+
+
+def test_plain_steps_cost_little_where_drafts_clearly_pay() -> None:
+    """Four streams whose drafts make 3.5 tokens in 1.2 times a plain step's time: each plain step costs over two
+    thirds of one. In the first 200 steps there are those that every load begins with, and no others; later a few."""
+    run = Simulation(Adaptive(), [0.9] * 4, lambda requests, rows, depth: 1e-3 + 7e-5 * depth).run(1200)
+    plain = [step for step, depths in enumerate(run.depths) if not any(depths)]
+    assert sum(step < 200 for step in plain) <= 3
+    assert 1 <= sum(step >= 200 for step in plain) <= 10
 
 
 def test_a_probe_that_changes_nothing_counts_for_about_as_many_requests() -> None:
@@ -703,11 +730,11 @@ def test_a_probe_that_changes_nothing_counts_for_about_as_many_requests() -> Non
     for load in (near, deeper, far):
         load.unprobed = 7
     here.judged, here.interval = False, 4 * SOONEST
-    assert here.judge(0, 0.0, 1.0)
+    assert here.judge(0)
     loads.spread(here)
     assert (near.unprobed, near.interval) == (0, here.interval) == (0, 8 * SOONEST)
     assert [(load.unprobed, load.interval) for load in (deeper, far)] == [(7, SOONEST)] * 2
-    assert not here.judge(0, 0.0, 1.0), "there was no other probe"
+    assert not here.judge(0), "there was no other probe"
 
 
 def test_nothing_is_decided_again_where_nothing_is_drafted() -> None:
