@@ -5,8 +5,9 @@ The chance that level j of a draft is accepted, given that the levels before it 
     a(j) = sigmoid(logit(mean[j]) + fortune)
 
 `mean` is a drafter's average over all its requests, and `fortune` belongs to one request: how much better its text is
-guessed than that of others. A level is checked if all levels before it were accepted; of the others nothing is known,
-but that they are usually like the ones before them.
+guessed than that of others. So fortunes are kept at 0 on average, by checks: what one request tells that is alone, or
+all tell alike, would count in its fortune and again in the mean. A level is checked if all levels before it were
+accepted; of the others nothing is known, but that they are usually like the ones before them.
 
 Fortunes are taken to be normally distributed with a variance that is learnt too. After n checks of a request the
 variance of what is known of its fortune is about v / (1 + v n / 4), since a check tells most, a quarter, where both
@@ -161,7 +162,7 @@ def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_SR, r
 @nb.njit(cache=True)
 def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, reached_R):
     rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
-    squares_K, known_K = np.zeros(len(variance_K)), np.zeros(len(variance_K))
+    squares_K, known_K, fortunes_K = np.zeros_like(variance_K), np.zeros_like(variance_K), np.zeros_like(variance_K)
     if not reached_R.any():
         return
     odds_KD = _all_log_odds(right_KD, checks_KD, 1.0)
@@ -176,10 +177,16 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_
             rights_KD[k, level] += right
             reaches_KD[k, level] += 1.0
         fortune = min(max(fortune, -MOST), MOST)
-        if checks:
-            squares_K[k] += fortune**2 + _uncertainty(variance_K[k], checks)
-            known_K[k] += 1.0
+        fortunes_K[k] += reached_R[r] * fortune
         requests_P[place].fortune, requests_P[place].checks = fortune, checks
+    shares_K = fortunes_K / np.maximum(1.0, checks_KD.sum(axis=1) + reaches_KD.sum(axis=1))
+    for r in range(len(places_R)):
+        place = places_R[r]
+        k, checks = requests_P[place].drafter, requests_P[place].checks
+        if checks:
+            requests_P[place].fortune -= shares_K[k]
+            squares_K[k] += requests_P[place].fortune ** 2 + _uncertainty(variance_K[k], checks)
+            known_K[k] += 1.0
     for k in range(len(variance_K)):
         for level in range(right_KD.shape[1]):
             if reaches_KD[k, level]:

@@ -18,6 +18,7 @@ from stridelm import SamplingParams
 from stridelm.cache.ledger import Ledger
 from stridelm.params import Speculation
 from stridelm.schedule import Budget, Configured, DepthPolicy, Planner, Queue
+from stridelm.schedule.acceptance import Acceptance
 from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.probes import LATEST, SOONEST, Chosen, Load, Loads
@@ -540,6 +541,33 @@ def test_the_young_are_like_the_others() -> None:
     assert isinstance(policy, Adaptive)
     young = Simulation(Configured(), [0.0], small).requests
     assert policy.acceptance.chances(policy.acceptance.read(young), 1)[0, 0] > 0.75
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_all_have_in_common_counts_once(count: int) -> None:
+    """A first level of which one in eight is accepted is taken to be just that. It was one in eighteen as long as the
+    refusals counted in the mean, and again in the luck of the only request."""
+    acceptance = Acceptance()
+    readers = acceptance.read(Simulation(Adaptive(), [0.0] * count, dense).requests)
+    for step in range(160):
+        acceptance.learn(readers, [int(step % 8 == 0)] * count, [1] * count)
+    chances = acceptance.chances(readers, 1, hoped=False)[:, 0]
+    assert chances == pytest.approx(np.full(count, 1 / 8), rel=0.2)
+
+
+def one_stream(requests: int, rows: int, depth: int) -> float:
+    """One stream on a card."""
+    return 4.4e-3 + 0.25e-3 * depth
+
+
+def test_little_luck_at_first_does_not_end_all_drafting() -> None:
+    """One stream whose drafts gain 10%: of 40 that begin with other luck at most three draft nothing for most of the
+    time afterwards. It was ten of them, and these for ever."""
+    given_up = 0
+    for seed in range(40):
+        run = Simulation(Adaptive(), [0.17], one_stream, seed=seed, life=math.inf).run(400)
+        given_up += sum(not any(depths) for depths in run.depths[200:]) > 100
+    assert given_up <= 3
 
 
 def linear(requests: int, rows: int, depth: int) -> float:
