@@ -121,8 +121,10 @@ class Load:
     def _latest(self) -> int:
         """Steps after which to probe, at most: if it is to tell something, as many as make up for its price."""
         prices_D = self.chosen.prices_D
-        due = None if prices_D is None else self.due(self.chosen, len(prices_D) - 1)
-        if prices_D is None or due is None or self.chosen.is_slower(due):
+        if prices_D is None:
+            return LATEST
+        due = self.due(self.chosen, len(prices_D) - 1)
+        if due is None or self.chosen.is_slower(due):
             return LATEST
         return int(min(LATEST, max(SOONEST, prices_D[due] / DEAR)))
 
