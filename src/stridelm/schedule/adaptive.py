@@ -29,8 +29,9 @@ import numpy as np
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.acceptance import Acceptance, Allowed, Readers
 from stridelm.schedule.counts import stair
+from stridelm.schedule.decided import Decided
 from stridelm.schedule.depth import NOBODY, Others
-from stridelm.schedule.depth_figures import Choice, DepthFigures, Pick, is_free
+from stridelm.schedule.depth_figures import Choice, DepthFigures, is_free
 from stridelm.schedule.depth_loops import deepest_of, own_depths, sums
 from stridelm.schedule.found import FoundDrafts
 from stridelm.schedule.known import UNDECIDED
@@ -55,30 +56,6 @@ PLAIN_STEPS = 2
 drafts: the second tells."""
 MANY = 32
 """Requests from which on steps of which only a part drafts are tried, too."""
-
-
-@dataclass
-class _Decided:
-    """What each of these requests drafts."""
-
-    requests: list[Request]
-    depths: Sequence[int]
-    wanted: Sequence[int]
-    """What they would draft if rows that do not fit were not taken from them."""
-    chosen: Chosen = DEEPEST
-    """The choice for as many."""
-    own: bool = True
-    """Whether it settled their depths when it was made, or when they came; otherwise they follow it in this step."""
-    hoped: bool = True
-    """Whether what is little known was hoped to be better."""
-    probe: int | None = None
-    """The depth that is probed, if one is."""
-    repeats: int = 0
-    """Steps for which the same can be said of them, if nothing is written and no prompt is read."""
-
-    @property
-    def rests(self) -> bool:
-        return self.repeats > 0 and not any(self.depths)
 
 
 @dataclass
@@ -123,9 +100,9 @@ class Adaptive:
         """Whether it has for the latest plan that asked. Steps land before the next is planned where drafters look."""
         self._loads = Loads()
         """What is done at each number of requests."""
-        self._decided = _Decided([], [], [])
+        self._decided = Decided([], [], [])
         """By the latest plan."""
-        self._told: list[_Decided] = []
+        self._told: list[Decided] = []
         """All that the latest plan was told: a plan may ask for some requests after others."""
         self._beside: _Beside | None = None
         """The latest choice for steps that go on with prompts."""
@@ -158,7 +135,7 @@ class Adaptive:
         self._told = [*self._told, told] if others.asked else [told]
         return told.depths
 
-    def _tell(self, requests: Sequence[Request], others: Others) -> _Decided:
+    def _tell(self, requests: Sequence[Request], others: Others) -> Decided:
         self._reads = bool(others.joining) and self.cost.knows_decodes
         if self._reads and (self._beside is None or not self._beside.is_for(len(requests), others.joining)):
             readers = self.acceptance.read(requests)
@@ -172,7 +149,7 @@ class Adaptive:
             self._new.update({known.place(request): 0 for request in requests if request.ticket is None})
             chosen = self._standing_for(len(requests) + others.asked)
             depths = [0] * len(requests)
-            return _Decided(list(requests), depths, depths, chosen, own=False)
+            return Decided(list(requests), depths, depths, chosen, own=False)
         decided = self._decided = self._decide(requests, others)
         probe = decided.probe
         # A request whose drafter lacks some of its KV gets that instead of a draft.
@@ -193,14 +170,14 @@ class Adaptive:
         same = are_about_as_many(count, decided) and self._standing_for(count).depth == 0
         return same and all(request.adaptive for request in requests)
 
-    def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> _Decided:
+    def _decide(self, requests: Sequence[Request], others: Others = NOBODY) -> Decided:
         """All requests of a step share its cost, so those that are asked for after others follow the choice made for as
         many as all."""
         if self._reads and self._beside is not None:
             chosen = self._beside.chosen
             allowed = self._allowed(self.acceptance.read(requests), chosen, hoped=False)
             depths: list[int] = allowed.levels_R.tolist()
-            return _Decided(list(requests), depths, depths, chosen, own=False, hoped=False)
+            return Decided(list(requests), depths, depths, chosen, own=False, hoped=False)
         known = self.acceptance.known
         places_R = known.places(requests)
         deepest, chosen, probe, repeats = deepest_of(known.requests_P, places_R), DEEPEST, None, 0
@@ -221,7 +198,7 @@ class Adaptive:
         depths = wanted = depths_R.tolist()
         if deepest and probe is None and not others.asked:
             depths = self.rates.trimmed(requests, wanted, chosen.rows)
-        return _Decided(list(requests), depths, wanted, chosen, probe=probe, repeats=repeats)
+        return Decided(list(requests), depths, wanted, chosen, probe=probe, repeats=repeats)
 
     def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
         if self._by_found:
@@ -328,26 +305,14 @@ class Adaptive:
         if not {request for each in told for request in each.requests}.issuperset(requests):
             told = [self._decide(requests)]
         depth_of = {request: depth for each in told for request, depth in zip(each.requests, each.depths, strict=True)}
-        pick_of = {request: pick for each in told for request, pick in zip(each.requests, self._picks(each, deepest))}
+        pick_of = {
+            request: pick for each in told for request, pick in zip(each.requests, each.picks(self.acceptance, deepest))
+        }
         depths, context = [depth_of[request] for request in requests], sum(map(first_row, requests))
         step = StepShape(len(requests), decoded_rows(requests, depths), max(depths), context, prompt)
         step = step if prompt else self.rates.padded(step)
         known_cost = self.cost.knows_prompts if prompt else self.cost.knows_decodes
         return Choice([pick_of[request] for request in requests], self.cost.one(step) if known_cost else None)
-
-    def _picks(self, told: _Decided, deepest: int) -> list[Pick]:
-        """By what these were told what to draft: by what was known when their depths were settled, or is now."""
-        readers = self.acceptance.read(told.requests)
-        now, known = self._allowed(readers, told.chosen, hoped=told.hoped), readers.known
-        picks = []
-        for r, place in enumerate(readers.places_R):
-            most, least, chances_D = told.chosen.depth, now.least_R[r], now.chances_RD[r]
-            if told.own and told.probe is None and known.requests_P[place]["adaptive"]:
-                most, least = known.requests_P[place]["most"], known.requests_P[place]["least"]
-                chances_D = known.chances_PD[place] if most else chances_D
-            chances = chances_D[:deepest].tolist()
-            picks.append(Pick(told.wanted[r], told.probe is not None, min(int(most), deepest), float(least), chances))
-        return picks
 
     def _load(self, count: int) -> Load:
         return self._loads.at(count, self._latest)
