@@ -610,10 +610,10 @@ def test_a_burst_is_done_sooner_if_drafts_are_held_back() -> None:
         runs = [fleet.run([Job.drawn(120, 64, (0.8,) * 3, seed, each) for each in range(32)], 32) for seed in range(8)]
         known = runs[2:]  # by then it is known what steps cost
         firsts = [each.ttft for run in known for each in run.answered]
-        return sum(run.seconds for run in known), statistics.fmean(firsts)
+        return sum(run.seconds for run in known), statistics.median(firsts)
 
     (soon, first), (late, last) = burst(Adaptive()), burst(Hasty())
-    assert soon < 0.995 * late and first < 0.97 * last
+    assert soon < 0.995 * late and first < 0.95 * last
 
 
 def test_what_is_explained_is_what_was_chosen_beside_prompts() -> None:
