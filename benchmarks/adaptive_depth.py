@@ -132,11 +132,11 @@ class Turns:
 
 def expected_tokens(span: Span) -> float:
     length = span.request.speculation.acceptance_length
-    return 1.0 if length is None else _expected(length, span.request.speculation.depth or 0, span.depth)
+    return 1.0 if length is None else tokens_at(length, span.request.speculation.depth or 0, span.depth)
 
 
 @cache
-def _expected(length: float, deepest: int, depth: int) -> float:
+def tokens_at(length: float, deepest: int, depth: int) -> float:
     """Tokens of a step that drafts to `depth`. Cached: at 256 requests the device waited for this in every step."""
     p = chance_of_another(length, deepest)
     return sum(p**level for level in range(depth + 1))

@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,7 @@ def engine_options(folder: Path, decodings: Sequence[str], layers: int, *, tiny:
     """Options of an engine or server that decodes in these ways, and what it loads, written into the folder."""
     if tiny:
         return dict(TINY_LIMITS)
-    options = {**LIMITS, **write_checkpoint(folder / "model", layers), "mask_token_id": MASK_TOKEN_ID}
-    if any(decoding.startswith("eagle") for decoding in decodings):
-        options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers))
-    return options
+    return {**LIMITS, **write_model(folder, decodings, layers), "mask_token_id": MASK_TOKEN_ID}
 
 
 def speculation_options(decoding: str) -> dict[str, Any]:
@@ -40,11 +37,18 @@ def speculation_options(decoding: str) -> dict[str, Any]:
     return {"drafter": asked.drafter or "none", "depth": depth, "acceptance": asked.rule}
 
 
-def write_checkpoint(folder: Path, layers: int, shape: ModelShape = SHAPES["llama-3.1-8b"]) -> dict[str, Any]:
-    """A checkpoint without weights, with a tokenizer. Returns the options with which Stride's engine runs it."""
-    shape.write(folder, layers)
-    write_tokenizer(folder, shape.config["vocab_size"])
-    return {"model": str(folder), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda"}
+def write_model(
+    folder: Path, decodings: Iterable[str], layers: int, shape: ModelShape = SHAPES["llama-3.1-8b"]
+) -> dict[str, Any]:
+    """A checkpoint without weights, with a tokenizer, and the head that these ways of decoding need. Returns the
+    options with which an engine runs both."""
+    model = folder / "model"
+    shape.write(model, layers)
+    write_tokenizer(model, shape.config["vocab_size"])
+    options = {"model": str(model), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda"}
+    if any(decoding.startswith("eagle") for decoding in decodings):
+        options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers, shape.config))
+    return options
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:

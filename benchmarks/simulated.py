@@ -14,14 +14,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from load_model import write_checkpoint
-from model_shapes import SHAPES, write_eagle3
+from adaptive_depth import DEPTH as DEEPEST
+from adaptive_depth import tokens_at
+from load_model import write_model
+from model_shapes import SHAPES
 from rich.console import Console
 from rich.table import Table
 
@@ -38,15 +40,14 @@ from stridelm.bench.serving.settings import ServingSettings
 from stridelm.bench.settings import JSON_HELP
 from stridelm.bench.stand import open_engine
 from stridelm.progress import bar
-from stridelm.sample.length import chance_of_another
 from stridelm.simulate.settings import SimulationSettings
 from stridelm.simulate.sweep import sweep
 from stridelm.simulate.table_file import write_table
 
+LIMITS = {"max_num_batched_tokens": 8192, "max_model_len": 4096}
+"""Of the engine that runs a shape."""
 GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 """Requests of the steps that are recorded, besides the most streams."""
-DEEPEST = 3
-"""Of the drafts whose mean --acceptance gives: a usual depth."""
 COMPARED: dict[str, Callable[[Figures], float | None]] = {
     "tokens/s": lambda figures: figures.tokens_per_s,
     "TTFT": lambda figures: figures.ttft_ms.p50,
@@ -106,7 +107,11 @@ def compare(settings: Settings, folder: Path, kept: Path | None) -> list[dict[st
     entries = ["none", *settings.drafters.split(",")]
     streams = [int(each) for each in settings.max_concurrency.split(",")]
     names = tuple(dict.fromkeys(entry.partition("@")[0] for entry in entries[1:]))
-    given = write_shape(folder, settings, names) if settings.shape else {"model": settings.model}
+    given: dict[str, Any] = {"model": settings.model}
+    if settings.shape:
+        shape = SHAPES[settings.shape]
+        layers = settings.layers or shape.config["num_hidden_layers"]
+        given = {**write_model(folder, names, layers, shape), **LIMITS}
     ruled = [_ruled(entry, settings.acceptance) for entry in entries]
     engine = open_engine(streams=max(streams), entries=ruled, **given)
     counts = {each: max(each, settings.num_prompts) for each in streams}
@@ -156,28 +161,13 @@ def compare(settings: Settings, folder: Path, kept: Path | None) -> list[dict[st
     return rows
 
 
-def write_shape(folder: Path, settings: Settings, drafters: Collection[str]) -> dict[str, Any]:
-    """Options of an engine that runs this shape with random weights, with the built-in model's tokenizer."""
-    shape = SHAPES[settings.shape or ""]
-    layers = settings.layers or shape.config["num_hidden_layers"]
-    options = {
-        **write_checkpoint(folder / "model", layers, shape),
-        "max_num_batched_tokens": 8192,
-        "max_model_len": 4096,
-    }
-    if "eagle" in drafters:
-        options["drafter_model"] = str(write_eagle3(folder / "eagle3", layers, shape.config))
-    return options
-
-
 def _ruled(entry: str, acceptance: float | None) -> str:
     """The entry with simulated acceptance, at any depth the same for a level as in the deepest draft."""
     _, _, depth = entry.partition("@")
     if acceptance is None or not depth:
         return entry
     if depth.isdigit():
-        chance = chance_of_another(acceptance, DEEPEST)
-        acceptance = sum(chance**level for level in range(int(depth) + 1))
+        acceptance = tokens_at(acceptance, DEEPEST, int(depth))
     return f"{entry}:synthetic:{acceptance}"
 
 
