@@ -45,6 +45,7 @@ from stridelm.bench.results import append_result
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
+from stridelm.heap import freeze_heap
 from stridelm.params import SamplingParams, Speculation
 from stridelm.sample.length import chance_of_another
 from stridelm.schedule.adaptive import Adaptive
@@ -195,6 +196,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         engine, turns = open_engine(Path(folder), settings)
         ready = time.perf_counter() - began
+        freeze_heap()
         graphs = 0.0 if engine.capture is None else engine.capture.pool.spent / 2**30
         console.print(f"ready after {ready:.1f} s, {engine.stats.captures} graphs, {graphs:.2f} GiB")
         logging.basicConfig()

@@ -179,6 +179,7 @@ def measure_threads(
         rows += measure(model, engine, theirs, ways, prompts, streams, threads, settings)
         theirs.close()
     del engine  # the next number of threads needs another
+    gc.unfreeze()
     gc.collect()
     return rows
 

@@ -49,6 +49,7 @@ from stridelm.bench.settings import JSON_HELP
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.load import load
+from stridelm.heap import freeze_heap
 from stridelm.params import SamplingParams
 from stridelm.schedule.slack import SHORTEST
 
@@ -198,8 +199,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             engine = open_engine(Path(folder), kind, settings)
         starts[kind] = time.perf_counter() - began
-        gc.collect()
-        gc.freeze()  # as the server does
+        freeze_heap()
         graphs = 0 if engine.capture is None else engine.capture.pool.spent / 2**30
         console.print(f"{kind}: ready after {starts[kind]:.1f} s, {engine.stats.captures} graphs, {graphs:.2f} GiB")
         for load_of in settings.loads:

@@ -34,7 +34,7 @@ LEAVES = (
     "primitives",
 )
 LAYERS = (
-    {*LEAVES, "arena", "builtin", "progress", "upload"},
+    {*LEAVES, "arena", "builtin", "heap", "progress", "upload"},
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "models"},
     {"schedule", "draft", "run", "verify"},

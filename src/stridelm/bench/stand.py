@@ -12,6 +12,7 @@ from stridelm.bench.variants import Variant, read_entry
 from stridelm.config import EngineConfig
 from stridelm.engine.engine import Engine
 from stridelm.engine.start import start
+from stridelm.heap import freeze_heap
 from stridelm.params import SamplingParams
 
 
@@ -23,7 +24,8 @@ def open_engine(
     prefix_caching: bool = False,
     **options: Any,
 ) -> Engine:
-    """An engine with room for `streams` requests at once. Each request names its drafter.
+    """An engine with room for `streams` requests at once. Each request names its drafter. The process is taken to keep
+    it until it ends (stridelm/heap.py).
 
     entries: what will be measured. If depths are to be chosen for one, it is the engine's default, which is made ready
     for that before it starts.
@@ -32,7 +34,7 @@ def open_engine(
     default: dict[str, Any] = {"drafter": "none"}
     if adaptive is not None:
         default = {"drafter": adaptive.drafter, "depth": "auto", "acceptance": adaptive.rule}
-    return start(
+    engine = start(
         EngineConfig(
             model=model,
             **default,
@@ -42,6 +44,8 @@ def open_engine(
             **options,
         )
     )
+    freeze_heap()
+    return engine
 
 
 def encode(engine: Engine, prompts: PromptSet) -> list[list[int]]:

@@ -9,7 +9,6 @@ each message on the socket FD carries a front-end's two sockets.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ import sys
 import msgspec
 
 from stridelm.config import EngineConfig
+from stridelm.heap import freeze_heap
 from stridelm.run.malloc import share_arenas
 from stridelm.server.app import build_app
 from stridelm.server.config import ServerConfig
@@ -46,8 +46,7 @@ def main() -> None:
         control.send(msgspec.json.encode(Loaded(str(error))))
         return
     app = build_app(service, bytes.fromhex(opening.salt))
-    gc.collect()
-    gc.freeze()  # collections do not touch what was loaded, so its pages stay shared
+    freeze_heap()  # collections do not touch what was loaded, so its pages stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that front-ends leave no zombies
     control.send(msgspec.json.encode(Loaded()))
     here = os.getpid()

@@ -9,7 +9,6 @@ and each message on the socket FD carries one end of a new worker's own socket.
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from stridelm.heap import freeze_heap
 from stridelm.server.lifeline import end_with
 
 KINDS = {"bodies": "stridelm.server.workers.bodies", "grammars": "stridelm.server.workers.grammars"}
@@ -42,8 +42,7 @@ def main() -> None:
     work = prepare(sys.stdin.buffer.read())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that workers leave no zombies
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.collect()
-    gc.freeze()  # collections do not touch what was loaded, so its pages stay shared with workers
+    freeze_heap()  # collections do not touch what was loaded, so its pages stay shared with workers
     while True:
         message, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not message:  # the server is gone
