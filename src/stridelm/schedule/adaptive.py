@@ -54,7 +54,7 @@ LONG = PAUSE * PLAINLY * BESIDE
 PLAIN_STEPS = 2
 """Of a probe of plain decoding, as long as it is not known how much longer the first takes for coming after one that
 drafts: the second tells."""
-MANY = 32
+MANY = 16
 """Requests from which on steps of which only a part drafts are tried, too."""
 
 
