@@ -78,7 +78,8 @@ class Row:
     streams: int
     acceptance: str
     tokens_per_s: dict[str, float]
-    """By depth, plain and auto: median of the rounds."""
+    """By depth, plain and auto: of all rounds together, since those at the ends have the shortest and the longest
+    contexts, and the mean of two rates is more than the rate at the mean context."""
     ms_per_step: dict[str, float]
     over_plain: float
     over_best: float
@@ -147,13 +148,17 @@ def tokens_at(length: float, deepest: int, depth: int) -> float:
 class Turn:
     """What was measured over some steps."""
 
-    rate: float
-    """Expected tokens per second."""
+    tokens: float
+    """Expected, per step."""
     seconds: float
     """Per step."""
     depth: float
     planning: float
     """Seconds of the policy per step."""
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
 
 
 def main() -> int:
@@ -260,7 +265,9 @@ def measure(engine: Engine, turns: Turns, streams: int, acceptance: str, setting
     decode(engine, ["off"] * streams, middle, plain)
     decode(engine, [asked[index % len(asked)] for index in range(streams)], settings.prompt, in_turns)
     decode(engine, ["off"] * streams, middle, plain)
-    rates = {name: statistics.median(turn.rate for turn in each) for name, each in found.items()}
+    rates = {
+        name: sum(turn.tokens for turn in each) / sum(turn.seconds for turn in each) for name, each in found.items()
+    }
     best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
     chosen = found[AUTO]
     beside = [rates[PLAIN]] * settings.rounds if best == PLAIN else [turn.rate for turn in found[best]]
@@ -268,7 +275,7 @@ def measure(engine: Engine, turns: Turns, streams: int, acceptance: str, setting
         streams,
         acceptance,
         rates,
-        {name: statistics.median(turn.seconds for turn in each) * 1e3 for name, each in found.items()},
+        {name: statistics.mean(turn.seconds for turn in each) * 1e3 for name, each in found.items()},
         rates[AUTO] / rates[PLAIN],
         rates[AUTO] / rates[best],
         best,
@@ -308,7 +315,7 @@ def one_turn(engine: Engine, turns: Turns, steps: int) -> Turn:
     (first, _, _), *rest = turns.landings
     seconds = rest[-1][0] - first
     return Turn(
-        sum(tokens for _, tokens, _ in rest) / seconds,
+        sum(tokens for _, tokens, _ in rest) / len(rest),
         seconds / len(rest),
         statistics.mean(depth for _, _, depth in rest),
         turns.spent / len(turns.landings),
