@@ -49,6 +49,8 @@ class Launch:
     tile_row: torch.Tensor
     """[T] int32 first row of each tile, counted from its span's first."""
     rows_per_tile: int
+    filled: int
+    """How many of them have rows, about: the others exit at once."""
 
 
 class PagedStep:
@@ -107,6 +109,7 @@ class PagedStep:
             tile_span_T=launch.tile_span,
             tile_row_T=launch.tile_row,
             rows_per_tile=launch.rows_per_tile,
+            filled_tiles=launch.filled,
             paths_N64=paths_N64,
             window=state.window,
             scale=state.scale * state.key_scale,
@@ -166,7 +169,8 @@ def cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launc
         longest = max((bound for bound in bounds if (bound <= SHORT) == short), default=0)
         if longest:
             height = min(most, 1 << (longest - 1).bit_length())
-            launches.append(Launch(*_columns(tiles_of(bounds, height, short=short), device), height))
+            tiles = tiles_of(bounds, height, short=short)
+            launches.append(Launch(*_columns(tiles, device), height, len(tiles)))
     return tuple(launches)
 
 
@@ -181,7 +185,7 @@ def tiles_of(bounds: tuple[int, ...], rows: int, *, short: bool) -> list[tuple[i
 def single(bounds: tuple[int, ...], device: torch.device) -> Launch:
     """Every row that may be a draft row in a tile of its own: a draft has at most MAX_DRAFT_ROWS, the span's last."""
     tiles = [(span, row) for span, rows in enumerate(bounds) for row in range(max(0, rows - MAX_DRAFT_ROWS), rows)]
-    return Launch(*_columns(tiles, device), 1)
+    return Launch(*_columns(tiles, device), 1, len(tiles))
 
 
 def _columns(tiles: list[tuple[int, int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -111,8 +111,12 @@ class StaticTiles:
         )
         tiles = iter(self._tiles)
         for most, *heights in tiling:
-            columns = ((next(tiles), height) for height in heights if height)
-            self.geometry.kept[most] = tuple(Launch(table[0], table[1], height) for table, height in columns)
+            # Short spans are decodes or their drafts, mostly a tile each; few spans are long, with tiles full of rows.
+            expected = (spans, -(-rows // most))
+            self.geometry.kept[most] = tuple(
+                Launch(table[0], table[1], height, min(filled, table.shape[1]))
+                for height, filled, table in zip(heights, expected, tiles)  # the last stops with the others
+            )
         self.nbytes = sum(x.nbytes for x in (self._rows, self._spans, *tables.values(), *self._tiles))
 
     def fill(self, geometry: Geometry) -> None:
@@ -134,11 +138,10 @@ def tile_tables(
     tables = []
     for _, *heights in tiling:
         for height, short in zip(heights, (True, False), strict=True):
-            if height:
-                tiles = tiles_of(bounds, height, short=short)
-                room = min(rows, spans * -(-SHORT // height) if short else spans + rows // height)
-                table = np.full((2, room), NOWHERE, dtype=np.int32)
-                table[0] = 0
-                table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
-                tables.append(upload(table, device))
+            tiles = tiles_of(bounds, height, short=short)
+            room = min(rows, spans * -(-SHORT // height) if short else spans + rows // height)
+            table = np.full((2, room), NOWHERE, dtype=np.int32)
+            table[0] = 0
+            table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T
+            tables.append(upload(table, device))
     return tuple(tables)

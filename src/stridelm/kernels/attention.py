@@ -71,6 +71,7 @@ def paged_attention(
     deterministic: bool = False,
     paths_N64: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    filled_tiles: int | None = None,
     programs: int | None = None,
     shape: Shape | None = None,
 ) -> None:
@@ -96,6 +97,7 @@ def paged_attention(
     paths_N64: int32, each draft row's ancestors and itself in order of depth, padded with -1: key column base + n of
       the row is then draft row paths[row, n], and ancestors_N is not read. Needs rows_per_tile == 1.
     workspace: float32, at least `make_plan(...).workspace` long; None allocates one.
+    filled_tiles: how many tiles have rows, about, if the others only fill a captured size.
     programs, shape: override how many programs share the keys of a tile, and the block sizes, to measure what is best.
 
     Raises ValueError for an unsupported dtype or number of heads.
@@ -117,7 +119,7 @@ def paged_attention(
     tiles = len(tile_span_T)
     if tiles == 0:
         return
-    plan = make_plan(stack, tiles, rows_per_tile, max_keys, window, q_NHD.device, programs, shape)
+    plan = make_plan(stack, tiles, rows_per_tile, max_keys, window, q_NHD.device, programs, shape, filled_tiles)
     if workspace is None:
         workspace = torch.empty(plan.workspace, dtype=torch.float32, device=q_NHD.device)
     assert workspace.dtype == torch.float32 and workspace.numel() >= plan.workspace

@@ -23,7 +23,7 @@ from stridelm.kernels import attention_plan
 from stridelm.kernels.attention_plan import HeadStack, LatentStack, Stack, forms, make_plan
 from stridelm.kernels.attention_splits import splits_of
 from support.checks.compiled import compiled
-from support.checks.paged_attention import MODES, FastTriton, launch
+from support.checks.paged_attention import MODES, launch
 from support.doubles.binaries import recorded
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.attention import (
@@ -195,10 +195,11 @@ def test_latents_of_published_sizes() -> None:
         check_values(launch(case, deterministic=deterministic), naive(case))
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("heads", [16, 64])
-def test_latents_of_a_fixed_size(heads: int) -> None:
+def test_latents_of_a_fixed_size(heads: int, deterministic: bool) -> None:
     """What a captured pass reads, filled with one step after another: with 64 heads a tile has room for one row."""
-    backend, chain = FastTriton(True), tuple(range(-1, 4))
+    backend, chain = TritonAttention(deterministic), tuple(range(-1, 4))
     steps = ([Piece(30, 1, chain), Piece(0, 16), Piece(7, 25)], [Piece(60, 17), Piece(5, 1)], [Piece(3, 1)] * 5)
     cases = [
         make_latent(pieces, heads=heads, page_size=16, dtype=torch.float16, seed=n) for n, pieces in enumerate(steps)
@@ -337,6 +338,24 @@ def _divide(out: Any, blocks: Any, programs: Any, least: Any, merging: Any) -> N
     tl.store(out, origin)
     tl.store(out + 1, unit)
     tl.store(out + 2, number)
+
+
+def test_tiles_that_fill_a_captured_size_share_no_keys() -> None:
+    """On a card of 132 processors: a chunk of 256 rows beside few others has 64 tiles of latents, and its pass is
+    captured with 80. Programs are for those that have rows, and there is a workspace for all, if it is small. Not for
+    heads of usual width, nor where splits are fixed."""
+
+    def plan(stack: Stack, tiles: int, filled: int) -> tuple[int, int]:
+        made = make_plan(stack, tiles, stack.max_rows, 1 << 15, None, CPU, filled_tiles=filled)
+        return made.programs, made.workspace
+
+    latents = LatentStack.of(16, 512, torch.bfloat16, False)
+    assert plan(latents, 80, 80) == (1, 0)
+    assert plan(latents, 80, 64) == (2, 2 * 80 * 64 * 514)
+    assert [plan(latents, 80, filled)[0] for filled in (32, 16, 8)] == [4, 8, 12]
+    assert plan(latents, 1100, 1) == (1, 0)
+    for stack in (HeadStack.of(32, 8, 128, torch.bfloat16, False), LatentStack.of(16, 512, torch.bfloat16, True)):
+        assert plan(stack, 24, 8) == plan(stack, 24, 24)
 
 
 def test_keys_are_divided_as_is_soonest_done() -> None:
