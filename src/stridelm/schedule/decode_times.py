@@ -51,8 +51,12 @@ LATE = 1.25
 """The same, and for one that took less, too, where what like steps take is known: one delay must not make a depth look
 dear for as long as it is not tried again, and depths that are tried often must not look cheap because only their delays
 are left out. If such steps do take longer now, a few of them tell."""
-KNOWN = 0.25
-"""It is known if the doubt is less than this."""
+KNOWN, SEEN = 0.25, 0.7
+"""It is known if the doubt is less than this, as it is after some six of them; after two it is less than that."""
+FAR, UNKNOWN = 3.0, 100.0
+"""Where little is known, nothing but a delay makes a step much longer than the one or two before, and of one that is
+much shorter those before were delayed: it counts alone. Much is this many standard deviations of one step's time, and
+LATE at least. UNKNOWN: doubt after which one step tells all."""
 LAZY = 64
 """Steps that are taken into the fit at once, at most."""
 RIDGE, OF_REQUESTS = 1e-6, 3e-3
@@ -262,6 +266,12 @@ def _remember(step, alike, price, speed, switches):
     if doubt < KNOWN:
         speed.variance = STEP_MEMORY * speed.variance + (1.0 - STEP_MEMORY) * min(longer**2, 1.0)
         longer = min(max(longer, -math.log(LATE)), math.log(LATE))
+    else:
+        far = max(math.log(LATE), FAR * math.sqrt(speed.variance))
+        if longer < -far:
+            doubt = UNKNOWN
+        elif doubt < SEEN:
+            longer = min(longer, far)
     seconds = expected * math.exp(longer)
     told = price[int(step[2] > 0)]
     told[:] = MEMORY * told + np.array([1.0, more**2, more * (seconds - mean.seconds), (seconds - mean.seconds) ** 2])

@@ -19,7 +19,7 @@ import numba as nb
 import numpy as np
 
 from stridelm.schedule.counts import class_of
-from stridelm.schedule.decode_times import AFTER_DECODES, AFTER_PROMPTS, OUTLIER, DecodeTimes
+from stridelm.schedule.decode_times import AFTER_DECODES, AFTER_PROMPTS, LATE, OUTLIER, DecodeTimes
 from stridelm.schedule.step_shape import StepShape
 
 PROMPT_STEPS, PROMPT_MEMORY = 32, 0.95
@@ -50,10 +50,10 @@ class StepCost:
         self._decodes = DecodeTimes()
         self._latest: tuple[int, bool] | None = None
         """The latest step's depth, and whether it had prompt rows."""
-        self._begun: dict[int, set[int]] = {}
-        """Class of requests -> depths that a step had with about as many."""
+        self._first: dict[int, dict[int, float]] = {}
+        """Class of requests -> depths that a step had with about as many -> what the first such step took."""
         self._tried: dict[int, set[int]] = {}
-        """The same for depths that were measured."""
+        """Class of requests -> depths that were measured with about as many."""
         self._prompts: deque[tuple[int, int, int, int, int, float]] = deque(maxlen=PROMPT_STEPS)
         """The last steps with prompt rows."""
         self._behind = 1.0
@@ -65,8 +65,9 @@ class StepCost:
     def note(self, step: StepShape, seconds: float, tried: int | None = None) -> None:
         """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was.
 
-        The first step that tries a depth, with about so many requests, says nothing: what it needs is loaded then. Nor
-        does one that took no time: a clock's ticks may be longer than a step.
+        The first step that tries a depth, with about so many requests, says little: what it needs is loaded then. But
+        if the second took longer by much, something else delayed that, and the first counts. A step that took no time
+        says nothing: a clock's ticks may be longer than a step.
         """
         if step.behind:
             self._caught_up(step, seconds)
@@ -74,10 +75,13 @@ class StepCost:
             return
         kind = step.depth, step.prompt > 0
         before, self._latest = self._latest or kind, kind
-        if tried is not None and not _add(self._begun, step.requests, tried):
+        if tried is not None and self._is_first(step.requests, tried, seconds):
             return
         if seconds <= 0.0:
             return
+        if tried is not None and tried not in self._tried.get(class_of(step.requests), ()):
+            first = self._first[class_of(step.requests)][tried]
+            seconds = first if seconds > LATE * first > 0.0 else seconds
         if step.prompt:
             if len(self._prompts) >= FEW_PROMPTS:
                 seconds = min(seconds, OUTLIER * self.one(step))
@@ -88,7 +92,8 @@ class StepCost:
                 self._line = None
             self._decodes.note(step, seconds, AFTER_PROMPTS if before[1] else AFTER_DECODES if before != kind else 0)
         if tried is not None:
-            _add(self._tried, step.requests, tried)
+            for near in _near(step.requests):
+                self._tried.setdefault(near, set()).add(tried)
 
     def untried(self, requests: int, deepest: int) -> int | None:
         """The largest depth that was not measured with about so many requests; None if each was."""
@@ -143,6 +148,14 @@ class StepCost:
         the machine's speed, which they have in common."""
         return self._decodes.doubts(_table(requests, rows, depths, context=0))
 
+    def _is_first(self, requests: int, depth: int, seconds: float) -> bool:
+        """Whether this step is the first that tries a depth with about so many requests."""
+        if depth in self._first.get(class_of(requests), ()):
+            return False
+        for near in _near(requests):
+            self._first.setdefault(near, {}).setdefault(depth, seconds)
+        return True
+
     def _caught_up(self, step: StepShape, seconds: float) -> None:
         if step.requests and self.knows_decodes and (self.knows_prompts or not step.prompt):
             plain = self._without_prompts(StepShape(step.requests, step.requests, 0, step.context))
@@ -173,14 +186,9 @@ def _table(requests: int, rows_N: np.ndarray, depths_N: np.ndarray, context: int
     return steps_N4
 
 
-def _add(depths: dict[int, set[int]], requests: int, depth: int) -> bool:
-    """Note a depth for steps with about so many requests. Returns whether it was there before."""
-    place = class_of(requests)
-    if depth in depths.get(place, ()):
-        return True
-    for near in range(place - NEAR, place + NEAR + 1):
-        depths.setdefault(near, set()).add(depth)
-    return False
+def _near(requests: int) -> range:
+    """The classes of up to twice or half as many requests."""
+    return range(class_of(requests) - NEAR, class_of(requests) + NEAR + 1)
 
 
 @nb.njit(cache=True)

@@ -282,6 +282,14 @@ def test_delays_do_not_make_a_useless_drafter_pay(seed: int) -> None:
     assert len(drafting) < 0.02 * 2500
 
 
+@pytest.mark.parametrize("streams", [1, 4, 24])
+def test_no_delay_at_the_start_makes_a_useless_drafter_pay(streams: int) -> None:
+    """In none of sixty loads: when each depth was measured once, one delay would be all that is known of it."""
+    for seed in range(60):
+        run = Simulation(Adaptive(), [0.0] * streams, small, seed=seed, life=math.inf, delayed=0.02).run(400)
+        assert sum(map(any, run.depths[100:])) < 30, seed
+
+
 @pytest.mark.parametrize("streams", [4, 16])
 def test_newcomers_do_not_make_all_draft(streams: int) -> None:
     """Of a request that has just begun little is known. Where drafts of others do not pay, hoping that its drafts do

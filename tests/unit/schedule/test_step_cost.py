@@ -185,14 +185,19 @@ def test_slow_decodes_do_not_make_steps_longer_twice() -> None:
     assert policy.rows(beside, 1_000_000) == policy.rows(beside, 0)
 
 
-def test_the_first_step_that_tries_a_depth_says_nothing() -> None:
-    """It takes longer than others like it: what it needs is loaded."""
+def test_the_first_step_that_tries_a_depth_says_little() -> None:
+    """It takes longer than others like it: what it needs is loaded. Unless the second takes longer by much: that is all
+    that is known for a while, and would be a delay."""
     cost, step = StepCost(), StepShape(1, 3, 2, 100)
     cost.note(step, 9e-3, tried=2)
     assert not cost.knows_decodes and cost.untried(1, 2) == 2
     cost.note(step, 3e-3, tried=2)
     assert cost.untried(1, 2) == 1
     assert cost.one(step) == pytest.approx(3e-3, rel=0.01)
+    plain = StepShape(1, 1, 0, 100)
+    for seconds in (2e-3, 5e-3):
+        cost.note(plain, seconds, tried=0)
+    assert cost.one(plain) == pytest.approx(2e-3, rel=0.1)
 
 
 def test_steps_that_grow_slower_are_not_taken_to_read_more() -> None:
