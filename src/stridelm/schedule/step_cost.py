@@ -50,8 +50,8 @@ class StepCost:
         self._decodes = DecodeTimes()
         self._latest: tuple[int, bool] | None = None
         """The latest step's depth, and whether it had prompt rows."""
-        self._first: dict[int, dict[int, float]] = {}
-        """Class of requests -> depths that a step had with about as many -> what the first such step took."""
+        self._first: dict[int, dict[int, tuple[StepShape, float]]] = {}
+        """Class of requests -> depths that a step had with about as many -> the first such step, and what it took."""
         self._tried: dict[int, set[int]] = {}
         """Class of requests -> depths that were measured with about as many."""
         self._prompts: deque[tuple[int, int, int, int, int, float]] = deque(maxlen=PROMPT_STEPS)
@@ -66,8 +66,8 @@ class StepCost:
         """A step took this long. tried: depth of the deepest draft whose depth was chosen, if any was.
 
         The first step that tries a depth, with about so many requests, says little: what it needs is loaded then. But
-        if the second took longer by much, something else delayed that, and the first counts. A step that took no time
-        says nothing: a clock's ticks may be longer than a step.
+        if the second is like it and took longer by much, something else delayed that, and the first counts. A step that
+        took no time says nothing: a clock's ticks may be longer than a step.
         """
         if step.behind:
             self._caught_up(step, seconds)
@@ -75,13 +75,13 @@ class StepCost:
             return
         kind = step.depth, step.prompt > 0
         before, self._latest = self._latest or kind, kind
-        if tried is not None and self._is_first(step.requests, tried, seconds):
+        if tried is not None and self._is_first(step, tried, seconds):
             return
         if seconds <= 0.0:
             return
         if tried is not None and tried not in self._tried.get(class_of(step.requests), ()):
-            first = self._first[class_of(step.requests)][tried]
-            seconds = first if seconds > LATE * first > 0.0 else seconds
+            first, took = self._first[class_of(step.requests)][tried]
+            seconds = took if _are_alike(first, step) and seconds > LATE * took > 0.0 else seconds
         if step.prompt:
             if len(self._prompts) >= FEW_PROMPTS:
                 seconds = min(seconds, OUTLIER * self.one(step))
@@ -148,12 +148,12 @@ class StepCost:
         the machine's speed, which they have in common."""
         return self._decodes.doubts(_table(requests, rows, depths, context=0))
 
-    def _is_first(self, requests: int, depth: int, seconds: float) -> bool:
-        """Whether this step is the first that tries a depth with about so many requests."""
-        if depth in self._first.get(class_of(requests), ()):
+    def _is_first(self, step: StepShape, depth: int, seconds: float) -> bool:
+        """Whether the step is the first that tries a depth with about so many requests."""
+        if depth in self._first.get(class_of(step.requests), ()):
             return False
-        for near in _near(requests):
-            self._first.setdefault(near, {}).setdefault(depth, seconds)
+        for near in _near(step.requests):
+            self._first.setdefault(near, {}).setdefault(depth, (step, seconds))
         return True
 
     def _caught_up(self, step: StepShape, seconds: float) -> None:
@@ -184,6 +184,12 @@ def _table(requests: int, rows_N: np.ndarray, depths_N: np.ndarray, context: int
     steps_N4 = np.empty((len(rows_N), 4))
     steps_N4[:, 0], steps_N4[:, 1], steps_N4[:, 2], steps_N4[:, 3] = requests, rows_N, depths_N, context
     return steps_N4
+
+
+def _are_alike(one: StepShape, other: StepShape) -> bool:
+    """Whether two steps of one depth have about as many requests and rows, and as many of a prompt."""
+    kinds = [(class_of(each.requests), class_of(each.rows), each.prompt) for each in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def _near(requests: int) -> range:

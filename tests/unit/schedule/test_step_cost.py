@@ -200,6 +200,14 @@ def test_the_first_step_that_tries_a_depth_says_little() -> None:
     assert cost.one(plain) == pytest.approx(2e-3, rel=0.1)
 
 
+def test_the_first_step_says_nothing_of_one_with_more_requests() -> None:
+    """Though both try the depth with about as many."""
+    cost, few, many = StepCost(), StepShape(5, 5, 0, 100), StepShape(8, 8, 0, 160)
+    cost.note(few, 2e-3, tried=0)
+    cost.note(many, 5e-3, tried=0)
+    assert cost.one(many) == pytest.approx(5e-3, rel=0.01)
+
+
 def test_steps_that_grow_slower_are_not_taken_to_read_more() -> None:
     """A machine that is slower now and then makes a few tokens of context look dear, where contexts hardly differ."""
     cost = StepCost()
