@@ -79,8 +79,9 @@ class StepCost:
             return
         if seconds <= 0.0:
             return
-        if tried is not None and tried not in self._tried.get(class_of(step.requests), ()):
-            first, took = self._first[class_of(step.requests)][tried]
+        second = None if tried in self._tried.get(class_of(step.requests), ()) else tried
+        if second is not None:
+            first, took = self._first[class_of(step.requests)][second]
             seconds = took if _are_alike(first, step) and seconds > LATE * took > 0.0 else seconds
         if step.prompt:
             if len(self._prompts) >= FEW_PROMPTS:
@@ -91,9 +92,9 @@ class StepCost:
             if not self._decodes:
                 self._line = None
             self._decodes.note(step, seconds, AFTER_PROMPTS if before[1] else AFTER_DECODES if before != kind else 0)
-        if tried is not None:
+        if second is not None:
             for near in _near(step.requests):
-                self._tried.setdefault(near, set()).add(tried)
+                self._tried.setdefault(near, set()).add(second)
 
     def untried(self, requests: int, deepest: int) -> int | None:
         """The largest depth that was not measured with about so many requests; None if each was."""
@@ -188,8 +189,8 @@ def _table(requests: int, rows_N: np.ndarray, depths_N: np.ndarray, context: int
 
 def _are_alike(one: StepShape, other: StepShape) -> bool:
     """Whether two steps of one depth have about as many requests and rows, and as many of a prompt."""
-    kinds = [(class_of(each.requests), class_of(each.rows), each.prompt) for each in (one, other)]
-    return kinds[0] == kinds[1]
+    same_counts = class_of(one.requests) == class_of(other.requests) and class_of(one.rows) == class_of(other.rows)
+    return same_counts and one.prompt == other.prompt
 
 
 def _near(requests: int) -> range:
