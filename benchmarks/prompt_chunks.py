@@ -12,15 +12,15 @@ captured or compiled later, that is said. Milliseconds from one step to the next
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from load_model import write_model
 from model_shapes import SHAPES
 from rich.console import Console
 from rich.table import Table
@@ -92,11 +92,9 @@ def open_engine(folder: Path, settings: Settings) -> Engine:
     length = settings.prompt + 2 * max(settings.rows)
     options: dict[str, Any] = {}
     if settings.layers:
-        SHAPES[settings.model].write(folder, settings.layers)
-        file = folder / "config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) | {"max_position_embeddings": length}
-        file.write_text(json.dumps(config), encoding="utf-8")
-        options = {"model": str(folder), "load_format": "dummy", "dtype": "bfloat16", "device": "cuda"}
+        shape = SHAPES[settings.model]
+        longer = replace(shape, config={**shape.config, "max_position_embeddings": length})
+        options = write_model(folder, (), settings.layers, longer)
     asked = EngineConfig(
         **options,
         drafter="none",
