@@ -12,9 +12,12 @@ accepted; of the others nothing is known, but that they are usually like the one
 Fortunes are taken to be normally distributed with a variance that is learnt too. After n checks of a request the
 variance of what is known of its fortune is about v / (1 + v n / 4), since a check tells most, a quarter, where both
 outcomes are as likely. That is also the size of the step from the next check. So where requests are alike, one's checks
-move little; where they differ, much. A request that was seldom checked is hoped to be a little better than is known: a
-text that is never drafted for would never be found out to be a good one. Probes find that out too, so the hope is
-small. Whoever asks may leave it out, where trying costs too much.
+move little; where they differ, much. And of all requests to come the checks of a few tell little, however many they
+are: the check after n others of the same request counts as 1 / (1 + v n / 4) then.
+
+What is little known is hoped to be better: a text that is never drafted for would never be found out to be a good one.
+Probes find that out too, so the hope is small, once many requests were checked. Whoever asks may leave it out, where
+trying costs too much.
 
 The loops are compiled, since they run at every step.
 
@@ -46,10 +49,10 @@ SPREAD = 0.02
 """Weight of the latest step in the variance."""
 MOST = 6.0
 """Largest log-odds."""
-HOPE, YOUNG = 0.08, 32.0
-"""Standard deviations by which what is little known is hoped to be better, once a drafter's first level was checked
-more often than YOUNG. Before that it is up to a whole one, since what is learnt then serves all requests to come, and a
-few refusals at the start must not end all drafting."""
+HOPE, YOUNG = 0.08, 64.0
+"""Standard deviations by which what is little known is hoped to be better, once more than YOUNG checks tell of all
+requests of a drafter. Before that it is up to a whole one, since what is learnt then serves all requests to come, and
+a few refusals, or a few bad texts, at the start must not end all drafting."""
 
 Levels = Sequence[int] | np.ndarray
 """[R] of each request."""
@@ -103,6 +106,8 @@ class Acceptance:
         self._right_KD, self._checks_KD = np.zeros((0, 0)), np.zeros((0, 0))
         """Of each drafter, by its number: levels that were accepted, and that were checked, older ones counting
         less."""
+        self._telling_K = np.zeros(0)
+        """How many checks of different requests would tell as much of those to come."""
         self._variance_K = np.ones(0)
         """Of the fortunes of its requests."""
 
@@ -132,13 +137,15 @@ class Acceptance:
         return Allowed(levels_R, least_R, chances_RD)
 
     def _of(self, readers: Readers) -> tuple[np.ndarray, ...]:
-        return self.known.requests_P, readers.places_R, self._right_KD, self._checks_KD, self._variance_K
+        of_drafters = self._right_KD, self._checks_KD, self._telling_K, self._variance_K
+        return self.known.requests_P, readers.places_R, *of_drafters
 
     def _extend(self, drafters: int, levels: int) -> None:
         """Have a row for each drafter, and at least this many levels."""
         rows, columns = self._right_KD.shape
         more = ((0, drafters - rows), (0, max(0, levels - columns)))
         self._right_KD, self._checks_KD = np.pad(self._right_KD, more), np.pad(self._checks_KD, more)
+        self._telling_K = np.pad(self._telling_K, more[0])
         self._variance_K = np.pad(self._variance_K, more[0], constant_values=1.0)
 
 
@@ -153,25 +160,26 @@ def _weights(requests_P, places_R):
 
 
 @nb.njit(cache=True)
-def _learn(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_SR, reached_SR):
+def _learn(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_SR, reached_SR):
     """Update all but the last two."""
     for s in range(len(reached_SR)):
-        _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_SR[s], reached_SR[s])
+        _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_SR[s], reached_SR[s])
 
 
 @nb.njit(cache=True)
-def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_R, reached_R):
+def _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_R, reached_R):
     rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
     squares_K, known_K, fortunes_K = np.zeros_like(variance_K), np.zeros_like(variance_K), np.zeros_like(variance_K)
     if not reached_R.any():
         return
-    odds_KD = _all_log_odds(right_KD, checks_KD, 1.0)
+    odds_KD = _all_log_odds(right_KD, checks_KD)
     for r in range(len(places_R)):
         place = places_R[r]
         k, fortune, checks = requests_P[place].drafter, requests_P[place].fortune, requests_P[place].checks
         for level in range(reached_R[r]):
             right = 1.0 if accepted_R[r] > level else 0.0
             missed = right - _sigmoid(odds_KD[k, level] + fortune)
+            telling_K[k] += 1.0 / (1.0 + variance_K[k] * checks / 4)
             checks += 1
             fortune += max(LEAST_STEP, _uncertainty(variance_K[k], checks)) * missed
             rights_KD[k, level] += right
@@ -185,7 +193,7 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_
         k, checks = requests_P[place].drafter, requests_P[place].checks
         if checks:
             requests_P[place].fortune -= shares_K[k]
-            squares_K[k] += requests_P[place].fortune ** 2 + _uncertainty(variance_K[k], checks)
+            squares_K[k] += requests_P[place].fortune ** 2 + _doubt(variance_K[k], telling_K[k], checks)
             known_K[k] += 1.0
     for k in range(len(variance_K)):
         for level in range(right_KD.shape[1]):
@@ -193,17 +201,19 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, variance_K, accepted_
                 kept = min(1.0, MEMORY / (checks_KD[k, level] + reaches_KD[k, level]))
                 right_KD[k, level] = kept * (right_KD[k, level] + rights_KD[k, level])
                 checks_KD[k, level] = kept * (checks_KD[k, level] + reaches_KD[k, level])
+                if not level:
+                    telling_K[k] *= kept
         if known_K[k]:
             variance_K[k] += SPREAD * (squares_K[k] / known_K[k] - variance_K[k])
 
 
 @nb.njit(cache=True)
-def _chances(requests_P, places_R, right_KD, checks_KD, variance_K, depth, hope):
-    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD, hope))
+def _chances(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, depth, hope):
+    odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
     chances_RD = np.zeros((len(places_R), depth))
     for r in range(len(places_R)):
         request, chance = requests_P[places_R[r]], 1.0
-        better = _better(request, variance_K, _hope(checks_KD, request.drafter, hope))
+        better = _better(request, telling_K[request.drafter], variance_K[request.drafter], hope)
         for level in range(min(depth, request.levels)):
             odds = odds_KD[request.drafter, level] * better
             chance *= odds / (1.0 + odds)
@@ -228,37 +238,44 @@ def _allowed(requests_P, places_R, weights_R, chances_RD, depth, least):
 
 
 @nb.njit(cache=True)
-def _better(request, variance_K, hope):
-    """By what factor a request's odds are above its drafter's, or are hoped to be."""
-    return math.exp(request.fortune + hope * math.sqrt(_uncertainty(variance_K[request.drafter], request.checks)))
+def _better(request, telling, variance, hope):
+    """By what factor a request's odds are above its drafter's, or are hoped to be. What is not known is its fortune and
+    the mean of all requests. hope: 1, or 0 for none."""
+    deviations = hope * (HOPE + (1.0 - HOPE) * YOUNG**2 / (YOUNG**2 + telling**2))
+    unknown = _uncertainty(variance + _of_mean(telling), request.checks)
+    return math.exp(request.fortune + deviations * math.sqrt(unknown))
 
 
 @nb.njit(cache=True)
-def _all_log_odds(right_KD, checks_KD, hope):
-    """Of the means, which are hoped to be larger than is known, by half as many standard deviations as fortunes are.
-    hope: 1, or 0 for none."""
+def _all_log_odds(right_KD, checks_KD):
+    """Of the means."""
     odds_KD = np.empty_like(right_KD)
     for k in range(right_KD.shape[0]):
-        mean, worth, of_all = FIRST, WORTH[0], 0.5 * _hope(checks_KD, k, hope)
+        mean, worth = FIRST, WORTH[0]
         for level in range(right_KD.shape[1]):
-            checks = checks_KD[k, level] + worth
-            mean = (right_KD[k, level] + worth * mean) / checks
-            hoped = min(max(mean + of_all * math.sqrt(mean * (1.0 - mean) / checks), 1e-9), 1 - 1e-9)
-            odds_KD[k, level] = min(max(math.log(hoped / (1.0 - hoped)), -MOST), MOST)
+            mean = (right_KD[k, level] + worth * mean) / (checks_KD[k, level] + worth)
+            bounded = min(max(mean, 1e-9), 1 - 1e-9)
+            odds_KD[k, level] = min(max(math.log(bounded / (1.0 - bounded)), -MOST), MOST)
             worth = WORTH[1]
     return odds_KD
 
 
 @nb.njit(cache=True)
-def _hope(checks_KD, drafter, hope):
-    """Standard deviations. hope: 1, or 0 for none."""
-    checks = checks_KD[drafter, 0] if checks_KD.shape[1] else 0.0
-    return hope * (HOPE + (1.0 - HOPE) * YOUNG**2 / (YOUNG**2 + checks**2))
+def _of_mean(telling):
+    """Variance of what is known of a drafter's mean."""
+    return 4 / (WORTH[0] + telling)
+
+
+@nb.njit(cache=True)
+def _doubt(variance, telling, checks):
+    """Variance of what is known of a fortune after so many checks, which tell it and the mean in one: that of the only
+    request stays unknown."""
+    return variance - variance**2 / (variance + _of_mean(telling) + 4 / checks)
 
 
 @nb.njit(cache=True)
 def _uncertainty(variance, checks):
-    """Variance of what is known of a request's fortune after so many checks."""
+    """Variance of what is known of something after so many checks, by its variance before."""
     return variance / (1.0 + variance * checks / 4)
 
 

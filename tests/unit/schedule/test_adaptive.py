@@ -491,7 +491,8 @@ def test_probes_go_both_ways(lag: int, chance: float, streams: int, best: int) -
     probes = [max(depths) for depths in everywhere if len(depths) == 1]
     assert {chosen - 1, chosen + 1, 0} <= set(probes)
     lengths = [len(list(run)) for depth, run in groupby(probes) if depth not in (0, chosen)]
-    assert all(length == 1 or length >= SOONEST - 1 for length in lengths)
+    choices = [length for length in lengths if length > 1]  # the first ones may be others
+    assert len(choices) <= 3 <= lengths.count(1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -596,6 +597,47 @@ def test_little_luck_at_first_does_not_end_all_drafting() -> None:
     assert given_up <= 3
 
 
+class Texts(Simulation):
+    """One stream of short requests of which each has a text of its own, the first three bad ones."""
+
+    came: int = 0
+
+    def _request(self) -> Request:
+        if not self.came:
+            self._drawn = random.Random(1000 + self.seed)
+        self.came += 1
+        self.chances = [0.4 if self.came <= 3 else 1 / (1 + math.exp(-self._drawn.gauss(1.1, 0.8)))]
+        return super()._request()
+
+
+def short_steps(requests: int, rows: int, depth: int) -> float:
+    """One stream on a CPU."""
+    return (1.02e-3, 1.75e-3, 2.02e-3, 2.2e-3, 2.6e-3)[depth]
+
+
+def test_a_few_bad_texts_at_first_do_not_end_all_drafting() -> None:
+    """Drafts gain 15% and more. Of 40 streams at most two rest for good; it was six of them."""
+    resting = 0
+    for seed in range(40):
+        run = Texts(Adaptive(), [0.4], short_steps, seed=seed, life=45, patient=True, delayed=0.02).run(1500)
+        resting += sum(map(any, run.depths[500:])) < 100
+    assert resting <= 2
+
+
+@pytest.mark.parametrize(("texts", "checks", "least", "most"), [(1, 130, 0.6, 0.8), (65, 2, 0.5, 0.58)])
+def test_many_checks_of_few_texts_tell_little_of_others(texts: int, checks: int, least: float, most: float) -> None:
+    """After 130 checks of which half were right a good text is hoped for next where all were of one request, and
+    hardly where they were of many."""
+    acceptance = Acceptance()
+    for _ in range(texts):
+        readers = acceptance.read(Simulation(Adaptive(), [0.0], dense).requests)
+        for step in range(checks):
+            acceptance.learn(readers, [step % 2], [1])
+    new = acceptance.read(Simulation(Adaptive(), [0.0], dense).requests)
+    assert acceptance.chances(new, 1, hoped=False)[0, 0] == pytest.approx(0.5, abs=0.03)
+    assert least < acceptance.chances(new, 1)[0, 0] < most
+
+
 def linear(requests: int, rows: int, depth: int) -> float:
     """A step, its rows and its levels; so that the more requests, the less is the step's own time to each."""
     return 6e-3 + 0.2e-3 * rows + 1e-3 * depth
@@ -679,11 +721,20 @@ def gains_nothing(requests: int, rows: int, depth: int) -> float:
     return 0.85e-3 + 0.05e-3 * requests + 0.107e-3 * rows + depth * (0.4e-3 + 0.06e-3 * requests)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_prompt_in_every_tenth_step_changes_no_depth(seed: int) -> None:
+def test_a_prompt_in_every_tenth_step_changes_no_depth() -> None:
     """Eight streams whose requests end one by one: beside a prompt seven decode. What was best for seven when there
-    were as many last must not become what all do, and of seven less is known than of eight."""
-    rng = random.Random(seed)
+    were as many last must not become what all do, and of seven less is known than of eight: one step in twenty would
+    draft then."""
+    shares = []
+    for seed in range(12):
+        drafted = _drafted_among_prompts(random.Random(seed), seed)
+        assert len(drafted) > 1000
+        shares.append(sum(drafted) / len(drafted))
+    assert statistics.mean(shares) < 0.035
+
+
+def _drafted_among_prompts(rng: random.Random, seed: int) -> list[bool]:
+    """Whether each step drafted, after the first 500."""
     drafted: list[bool] = []
 
     def seconds(spans: Sequence[Span]) -> float:
@@ -699,8 +750,7 @@ def test_a_prompt_in_every_tenth_step_changes_no_depth(seed: int) -> None:
     # Of different lengths, so that not all end together.
     jobs = [Job.drawn(20, rng.randrange(26, 103), (0.75, 0.81, 0.74), seed, number) for number in range(300)]
     Fleet([card]).run(jobs, 8)
-    later = drafted[500:-100]
-    assert len(later) > 1000 and sum(later) / len(later) < 0.05
+    return drafted[500:-100]
 
 
 def test_newcomers_join_the_choice_that_stands() -> None:
