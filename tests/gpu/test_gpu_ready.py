@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from stridelm import SamplingParams
+from stridelm.attention.base import Pairs
 from stridelm.engine.engine import Engine
+from stridelm.run import segments
+from stridelm.run.segments import PassTimes
 from support.doubles.stand import Stand
 from support.gpu import NEEDS_GPU
 
@@ -31,6 +34,14 @@ PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.5, "logprobs": 4},
     {"temperature": 0.0, "prompt_logprobs": 2},
 )
+STARTED: dict[str, Any] = {
+    "capture": "startup",
+    "strict": False,
+    "num_pages": STREAMS * CONTEXT // 16,
+    "max_num_seqs": STREAMS,
+    "max_num_batched_tokens": 512,
+    "itl_target_ms": 5,
+}
 Asked = tuple[list[int], SamplingParams]
 
 
@@ -70,16 +81,7 @@ def test_traffic_captures_and_compiles_nothing(
     stand = Stand(checkpoint("qwen3", tie_word_embeddings=True), "bfloat16", "cuda")
     drafter, _, depth = drafting.partition("@")
     options = {"drafter": drafter, "depth": int(depth) if depth.isdigit() else depth or None, "max_model_len": CONTEXT}
-    engine = stand.llm(
-        **options,
-        deterministic=deterministic,
-        capture="startup",
-        strict=False,
-        num_pages=STREAMS * CONTEXT // 16,
-        max_num_seqs=STREAMS,
-        max_num_batched_tokens=512,
-        itl_target_ms=5,
-    ).engine
+    engine = stand.llm(**options, deterministic=deterministic, **STARTED).engine
     before = (engine.stats.captures, engine.stats.compilations)
     assert min(before) > 0, "everything was made at the start"
     named = [{"depth": "auto"}] if depth == "auto" else []
@@ -93,6 +95,29 @@ def test_traffic_captures_and_compiles_nothing(
         engine.forget()
         alone = [serve(engine, [one], random.Random(0))[0] for one in asked[::5]]
         assert together[::5] == alone
+
+
+def test_steps_that_leave_their_captured_pass_compile_nothing(
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, all that could expand latents do."""
+    monkeypatch.setattr(segments, "CLEARLY", 0.0)
+    left, decide = [0], PassTimes.is_faster_launched
+
+    def counting(self: PassTimes, pairs: Pairs, host: float) -> bool:
+        leaves = pairs.spared > 0 and decide(self, pairs, host)
+        left[0] += leaves
+        return leaves
+
+    monkeypatch.setattr(PassTimes, "is_faster_launched", counting)
+    stand = Stand(checkpoint("deepseek_v3", v_head_dim=16), "bfloat16", "cuda")
+    engine = stand.llm(max_model_len=CONTEXT, deterministic=False, **STARTED).engine
+    before = (engine.stats.captures, engine.stats.compilations)
+    caplog.set_level(logging.DEBUG, "stridelm.kernels.compilations")
+    serve(engine, list(mix(3, 100, [None])), random.Random(4))
+    assert (engine.stats.captures, engine.stats.compilations) == before, caplog.messages
+    assert left[0] > 10
+    engine.check()
 
 
 @pytest.mark.parametrize("drafter", ["none", "mtp", "eagle"])

@@ -6,9 +6,10 @@ state that it can serve; a model with another kind is refused when it is loaded.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -104,6 +105,15 @@ class PagedLayers:
         raise NotImplementedError
 
 
+class Pairs(NamedTuple):
+    """Of a row and an entry that it sees, in spans that a step which is not captured attends to in a way of its own."""
+
+    captured: float
+    """In all layers of a captured step."""
+    spared: float
+    """By how many the other way takes less, as if all took the same."""
+
+
 class Mixer(Generic[S]):
     """Serves all layers with one kind of state, for one step."""
 
@@ -118,6 +128,11 @@ class Mixer(Generic[S]):
     @classmethod
     def warm_up(cls, state: S, dtype: torch.dtype, deterministic: bool, page_size: int, device: torch.device) -> None:
         """Launch every kernel that steps may need for such layers, over no rows."""
+
+    @classmethod
+    def pairs(cls, state: S, deterministic: bool, geometry: Geometry) -> Pairs:
+        """Of one such layer."""
+        return Pairs(0.0, 0.0)
 
     @classmethod
     def workspace(cls, state: S, dtype: torch.dtype, deterministic: bool, rows: int, reach: int) -> int:
@@ -282,6 +297,15 @@ class AttentionBackend:
             for state, dtype in self._checked
         )
         return max(sizes, default=0)
+
+    def pairs(self, geometry: Geometry, states: LayerStates) -> Pairs:
+        """Of all layers."""
+        layers = Counter(state.read for state in states)
+        found = [
+            (count, self.mixers[type(state)].pairs(state, self.deterministic, geometry))
+            for state, count in layers.items()
+        ]
+        return Pairs(*(sum(count * each[place] for count, each in found) for place in range(2)))
 
     def prepare(self, geometry: Geometry) -> PreparedAttention:
         """Prepare one step. Valid until the next call."""

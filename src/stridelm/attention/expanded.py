@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from stridelm.attention.base import AttentionBackend, Expansion, LatentMixer
+from stridelm.attention.base import AttentionBackend, Expansion, LatentMixer, Pairs
 from stridelm.batch import Geometry
 from stridelm.cache.layout import LatentKV
 from stridelm.kernels.entries import read
@@ -76,6 +76,16 @@ class ExpandingLatents(LatentMixer):
         # Beside them are copies of the queries of other spans' rows.
         queries = rows * state.heads * (state.expands[0] + state.rope_dim) * dtype.itemsize
         return gathered + min(one_head * state.heads, max(one_head, MAX_EXPANDED)) + queries
+
+    @classmethod
+    def pairs(cls, state: LatentKV, deterministic: bool, geometry: Geometry) -> Pairs:
+        least = None if deterministic else cls.least_rows(state)
+        if least is None or state.expands is None:
+            return super().pairs(state, deterministic, geometry)
+        spans = [(geometry.bounds[span], geometry.ends[span]) for span in long_spans(geometry, least)]
+        saved = (2 * state.rank - sum(state.expands)) / (2 * state.rank + state.rope_dim)
+        absorbed = sum(rows * end for rows, end in spans)
+        return Pairs(absorbed, saved * sum((rows - least) * end for rows, end in spans))
 
     def attend_expanded(
         self,

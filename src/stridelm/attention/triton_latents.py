@@ -17,6 +17,7 @@ from stridelm.attention.paged_step import PagedStep, launch_forms, stack_of
 from stridelm.batch import Geometry
 from stridelm.cache.layout import LatentKV
 from stridelm.kernels.attention_plan import MAX_DIM
+from stridelm.kernels.head_products import FEW_ROWS, MANY_ROWS, head_products
 from stridelm.kernels.latent_queries import latent_queries
 from stridelm.kernels.ops import Ops
 
@@ -56,7 +57,7 @@ class TritonLatents(ExpandingLatents):
 
     @classmethod
     def warm_up_expanded(cls, state: LatentKV, dtype: torch.dtype, page_size: int, device: torch.device) -> None:
-        """Launch every kernel that attends to expanded entries, over no rows."""
+        """Launch every kernel that steps need of which some rows attend to expanded entries."""
         least, as_heads = cls.least_rows(state), state.as_heads(state.heads)
         assert least is not None
 
@@ -71,7 +72,13 @@ class TritonLatents(ExpandingLatents):
             "tails_PT": zeros(page_size, state.rank + state.rope_dim)[:, state.rank :],
         }
         q_NHD = zeros(1, state.heads, as_heads.key_dim + state.rope_dim)[:, :, : as_heads.key_dim]
-        launch_forms(as_heads, False, page_size, q_NHD, least, **entries)
+        for each in (q_NHD, q_NHD.contiguous()):  # all of a step's queries, and those of some spans
+            launch_forms(as_heads, False, page_size, each, least, **entries)
+        if dtype.itemsize == 2:
+            # The few rows of other spans are absorbed by themselves, and not as in steps of which none are expanded.
+            keys_HDR = zeros(state.heads, 2 * as_heads.key_dim, state.rank)[:, : as_heads.key_dim]
+            for rows in (FEW_ROWS, MANY_ROWS):
+                head_products(zeros(rows, state.heads, as_heads.key_dim), keys_HDR)
 
     def mix(
         self,

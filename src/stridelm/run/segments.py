@@ -7,16 +7,23 @@ is padding: rows that write to the null slot, and whatever the backend pads with
 
 With many rows the device is busy for longer than the host needs to launch kernels (17 ms for 32 layers), and nothing is
 captured. Then rows may stop early (run/onward.py); in a captured pass all rows go through all layers.
+
+Captured attention is for any lengths, and cannot do for long chunks of prompts what pays for these alone, which is to
+expand latents (attention/expanded.py). Where that would spare more than the host takes longer to launch a pass than the
+device to replay it, the step leaves its captured pass. What both take is measured when it is captured.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 
+from stridelm.attention.base import Pairs
 from stridelm.batch import ForwardBatch, Geometry, States
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool
@@ -25,6 +32,10 @@ from stridelm.run.state import PageTables
 ROWS = (64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Sizes that a step's rows are padded to. Products work on tiles of 128 rows, so that most of the padding is free."""
 SPANS = (16, 64, 256, 512)
+MEASURED = 2048
+"""Entries before the chunk by which it is measured what pairs of rows and entries take."""
+CLEARLY = 1.1
+"""How many times as long a captured pass must take."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +49,83 @@ class Kind:
     taps: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class PassTimes:
+    """What a forward pass takes on this machine, in seconds."""
+
+    replay: float
+    """A captured one, over no entries."""
+    pair: float
+    """More for each pair of a row and an entry in a long span, in one layer."""
+
+    def is_faster_launched(self, pairs: Pairs, host: float) -> bool:
+        """Whether a step of this size takes clearly less if it is not captured. host: what the host takes to launch
+        one."""
+        captured = self.replay + pairs.captured * self.pair
+        return captured > CLEARLY * max(host, captured - pairs.spared * self.pair)
+
+
 class Segment:
     """One captured forward pass with its inputs."""
 
     def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: Geometry, reach: int) -> None:
         """reach: an upper bound on every span's end."""
+        self._kind, self._pool = kind, pool
         self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, reach, like)
         self._groups = tuple(like.tables)
         self._rows = torch.zeros(1 + len(self._groups), kind.rows, dtype=torch.int64, device=like.firsts.device)
         """Token ids, then pool slots of each page group."""
         ids, *slots = self._rows
         by_group, geometry = dict(zip(self._groups, slots, strict=True)), self._static.geometry
-        self._captured = pool.capture(
-            lambda: runner.states(ids, geometry.positions, by_group, geometry), self._rows.nbytes + self._static.nbytes
+        self.host = math.inf
+        """Seconds that the host took to launch the pass, the least of two."""
+
+        def body() -> States:
+            began = time.perf_counter()
+            states = runner.states(ids, geometry.positions, by_group, geometry)
+            self.host = min(self.host, time.perf_counter() - began)
+            return states
+
+        self._captured = pool.capture(body, self._rows.nbytes + self._static.nbytes)
+        self.times: PassTimes | None = None
+        """Of steps that may take less if they are not captured; None: there are none."""
+        chunks = [self._chunk(start, like) for start in (0, min(MEASURED, reach - kind.rows)) if start >= 0]
+        pairs = [runner.attention.pairs(chunk, runner.pool.read).captured for chunk in chunks]
+        if self._captured is not None and pairs[-1] > pairs[0]:
+            self.times = self._measure(chunks, pairs)
+
+    def _chunk(self, start: int, like: Geometry) -> Geometry:
+        """A step of one chunk of a prompt, of all rows. Its entries are the pool's null page again and again."""
+        rows, device = self._kind.rows, like.firsts.device
+
+        def one(count: int) -> torch.Tensor:
+            return torch.full((1,), count, dtype=torch.int32, device=device)
+
+        return Geometry(
+            bounds=(rows,),
+            firsts=one(0),
+            counts=one(rows),
+            starts=one(start),
+            reals=one(rows),
+            draft_rows=torch.full((rows,), -1, dtype=torch.int64, device=device),
+            ancestors=torch.zeros(rows, dtype=torch.int64, device=device),
+            positions=torch.arange(start, start + rows, device=device),
+            tables={group: torch.zeros_like(table[:1]) for group, table in self._static.geometry.tables.items()},
+            page_size=like.page_size,
+            max_keys=start + rows,
+            is_chain=True,
+            ends=(start + rows,),
         )
+
+    def _measure(self, chunks: list[Geometry], pairs: list[float]) -> PassTimes:
+        assert self._captured is not None
+        seconds = []
+        self._rows.zero_()
+        for chunk in chunks:
+            self._static.fill(chunk)
+            seconds.append(self._pool.seconds(self._captured[0]))
+        pair = max(0.0, seconds[1] - seconds[0]) / (pairs[1] - pairs[0])
+        return PassTimes(max(0.0, seconds[0] - pair * pairs[0]), pair)
 
     @property
     def is_captured(self) -> bool:
@@ -76,11 +150,14 @@ class Segments:
         self._runner, self._pool, self._max_length = runner, pool, max_length
         self._segments: dict[Kind, Segment | None] = {}
         """None: there was no memory for it."""
+        self._host = math.inf
+        """What the host takes to launch a pass, however many rows it has: the least of all that it launched to capture
+        them. Single ones take up to twice as long."""
 
     def forward(self, batch: ForwardBatch) -> Logits:
         """The same result as `EagerRunner.forward`."""
         segment = self._segment(batch)
-        if segment is None:
+        if segment is None or self._is_faster_launched(segment, batch.geometry):
             return self._runner.forward(batch)
         return self._runner.logits(segment.replay(batch), batch)
 
@@ -93,6 +170,12 @@ class Segments:
     def prepare(self, size: tuple[int, int], pages: PageTables, page_size: int) -> None:
         """Capture forward passes of such a size, if the backend can."""
         self._captured(*size, _no_rows(pages, page_size, self._max_length))
+
+    def _is_faster_launched(self, segment: Segment, geometry: Geometry) -> bool:
+        if segment.times is None:
+            return False
+        pairs = self._runner.attention.pairs(geometry, self._runner.pool.read)
+        return segment.times.is_faster_launched(pairs, self._host)
 
     def _segment(self, batch: ForwardBatch) -> Segment | None:
         rows, spans = batch.ids.shape[0], len(batch.geometry.bounds)
@@ -110,6 +193,7 @@ class Segments:
         if kind not in self._segments:
             segment = Segment(self._runner, self._pool, kind, like, self._max_length)
             self._segments[kind] = segment if segment.is_captured else None
+            self._host = min(self._host, segment.host)
         return self._segments[kind]
 
 

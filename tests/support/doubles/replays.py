@@ -8,16 +8,19 @@ from dataclasses import fields
 
 import torch
 
-from stridelm.batch import Draft
+from stridelm.batch import Draft, States
 from stridelm.engine.device_step import Run
 from stridelm.engine.engine import Engine
 from stridelm.engine.introspect import Readable
+
+Left = Run | Draft | States
+"""What a captured body leaves behind."""
 
 
 class Replay:
     """Stands in for a CUDA graph."""
 
-    def __init__(self, body: Callable[[], Run | Draft], left: Run | Draft) -> None:
+    def __init__(self, body: Callable[[], Left], left: Left) -> None:
         self._body, self.left = body, left
         self.replays = 0
 
@@ -29,6 +32,10 @@ class Replay:
             assert self.left.readable is not None and again.readable is not None
             for name, tensor in _tensors(again.readable):
                 getattr(self.left.readable, name).copy_(tensor)
+        if isinstance(self.left, States) and isinstance(again, States):
+            self.left.final.copy_(again.final)
+            for layer, tensor in again.inputs.items():
+                self.left.inputs[layer].copy_(tensor)
 
 
 def _tensors(readable: Readable) -> list[tuple[str, torch.Tensor]]:
@@ -43,7 +50,7 @@ class ReplayPool:
         self.made: list[Replay] = []
         self.graphs = 0
 
-    def capture(self, body: Callable[[], Run | Draft], inputs: int = 0) -> tuple[Replay, Run | Draft]:
+    def capture(self, body: Callable[[], Left], inputs: int = 0) -> tuple[Replay, Left]:
         self.made.append(Replay(body, body()))
         self.graphs += 1
         return self.made[-1], self.made[-1].left
