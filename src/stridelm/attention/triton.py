@@ -139,7 +139,8 @@ def tile_tables(
     for _, *heights in tiling:
         for height, short in zip(heights, (True, False), strict=True):
             tiles = tiles_of(bounds, height, short=short)
-            room = min(rows, spans * -(-SHORT // height) if short else spans + rows // height)
+            longest = min(spans, rows // (SHORT + 1))  # as many may be long, the last tile of each not full
+            room = min(rows, spans * -(-SHORT // height) if short else longest + -(-rows // height))
             table = np.full((2, room), NOWHERE, dtype=np.int32)
             table[0] = 0
             table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T

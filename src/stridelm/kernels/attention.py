@@ -187,7 +187,7 @@ def paged_attention(
         **fixed,
     )
     if plan.splits:
-        each = stack.merged_queries
+        each = stack.merged_queries(rows_per_tile)
         runs = -(-rows_per_tile * stack.per_group // each)
         merge[(tiles, stack.groups, runs)](
             out_NHD,

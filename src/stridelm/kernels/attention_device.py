@@ -30,6 +30,7 @@ from stridelm.kernels.attention_splits import (
     NUMBERS,
     PLACES,
     finite_peak,
+    is_merged,
     merged,
     splits_of,
     store_partial,
@@ -172,7 +173,8 @@ def attend(
     heads; None if there are none. values: None if keys, without their tails, are the values too, and the same for all
     heads; the second dimension of the grid is then groups of HEADS query heads. HEADS: otherwise, query heads per KV
     head. rows: of a tile. splits: room for splits in the workspace. least, merging: see `splits_of`. PARTIAL: leave
-    splits in the workspace for `merge` instead of writing the output. factor, cap: a score is factor * (q . k), or
+    splits in the workspace for `merge` instead of writing the output, unless a tile has a single one that is not
+    fixed. factor, cap: a score is factor * (q . k), or
     factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
     """
     if PARTIAL:
@@ -305,8 +307,11 @@ def attend(
         acc_MD, peak_M, total_M = _add_block(acc_MD, peak_M, total_M, scores_MB, v_BD, factor, PRECISION)
 
     if PARTIAL:
-        at = index + (last_block - 1 - origin) // unit
-        store_partial(sums, stats, at, acc_MD, peak_M, total_M, query_M, live_M, dim_D, rows * HEADS, D)
+        if is_merged(number, UNIT):
+            at = index + (last_block - 1 - origin) // unit
+            store_partial(sums, stats, at, acc_MD, peak_M, total_M, query_M, live_M, dim_D, rows * HEADS, D)
+        else:
+            store_rows(out, acc_MD, total_M, value_scale, row_M, head_M, live_M, dim_D, out_stride_n, out_stride_h, D)
     else:
         if UNIT > 0:
             acc_MD, peak_M, total_M = merged(sum_MD, sum_peak_M, sum_total_M, acc_MD, peak_M, total_M)

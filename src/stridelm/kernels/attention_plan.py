@@ -19,6 +19,8 @@ SPLIT_KEYS = 256
 """Keys of a split in deterministic mode. Shorter splits keep more processors busy at batch 1, but cost more merging."""
 MIN_KEYS = 32
 """In other modes, about the fewest keys worth a program of their own while processors are idle."""
+TALL, MIN_KEYS_TALL = 64, 256
+"""Query vectors of a tile from which on a split takes long to merge, and the same for such a tile."""
 MIN_KEYS_BUSY = 1024
 """The same if one program per tile already keeps half of the processors busy: additional programs share their memory
 bandwidth and must gain more than merging costs."""
@@ -111,17 +113,15 @@ class Stack:
     def is_wide(self) -> bool:
         return self.dim > VERY_WIDE
 
-    @property
-    def counts_filled_tiles(self) -> bool:
-        """Whether keys are shared as if there were no tiles without rows, which only fill a captured size. With heads
-        of a usual width a step of 128 rows of an 8B model takes 43% less after 16,000 keys on an H200, but 7% more
-        after 256, since splits of many queries take long to merge."""
-        return False
+    def merged_queries(self, rows: int) -> int:
+        """Query vectors that one program merges. rows: of a tile."""
+        if self.is_wide:
+            return 1
+        return 16 if self.is_tall(rows) else 2
 
-    @property
-    def merged_queries(self) -> int:
-        """Query vectors that one program merges."""
-        return 1 if self.is_wide else 2
+    def is_tall(self, rows: int) -> bool:
+        """Whether tiles of so many rows have many query vectors, of a usual width."""
+        return self.per_group * rows >= TALL and not self.is_wide
 
     def narrowed(self, shape: Shape) -> Shape | None:
         """Slower block by block, but more programs run at once; None if that does not help."""
@@ -204,11 +204,6 @@ class LatentStack(Stack):
         on its way into the workspace in the midst of a program."""
         return 16 if self.dtype == torch.float32 else 32 if self.deterministic else 64
 
-    @property
-    def counts_filled_tiles(self) -> bool:
-        # Fixed splits need a workspace for every tile, however few have rows.
-        return not self.deterministic
-
     def _shape(self, height: int) -> Shape:
         """For published rows, which have 576 numbers."""
         keys, stages = (16, 2) if self.dtype == torch.float32 else (32, 3)
@@ -236,7 +231,8 @@ def make_plan(
 ) -> Plan:
     """How `paged_attention` will launch with these arguments."""
     assert 1 <= rows_per_tile <= stack.max_rows, f"{rows_per_tile} rows per tile; at most {stack.max_rows} are possible"
-    busy = tiles if filled_tiles is None or not stack.counts_filled_tiles else filled_tiles
+    # Fixed splits need a workspace for every tile, however few have rows.
+    busy = tiles if filled_tiles is None or stack.deterministic else filled_tiles
     groups, processors = busy * stack.groups, multiprocessors(device)
     if shape is None:
         shape = stack.shape(rows_per_tile)
@@ -245,7 +241,11 @@ def make_plan(
             shape = narrow  # so that no program waits for another to end
     # A tile's keys within its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
-    least = MIN_KEYS_BUSY if programs is None and 2 * groups > processors else max(MIN_KEYS, shape.keys)
+    least = max(MIN_KEYS, shape.keys)
+    if programs is None and 2 * groups > processors:
+        least = MIN_KEYS_BUSY
+    elif programs is None and stack.is_tall(rows_per_tile) and not stack.deterministic:
+        least = MIN_KEYS_TALL
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = tiles * stack.groups * rows_per_tile * stack.per_group * (stack.dim + 2)
     if programs is None:

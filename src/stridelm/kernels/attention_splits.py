@@ -59,6 +59,16 @@ def splits_of(low, high, programs, least, merging, UNIT: tl.constexpr):
 
 
 @triton.jit
+def is_merged(splits, UNIT: tl.constexpr):
+    """Whether a tile's splits are left in the workspace. A single one is not: the program that has summed it writes the
+    output. (Fixed splits are, all the same, so that there is one way to the bits.)"""
+    if UNIT > 0:
+        return True
+    else:
+        return splits > 1
+
+
+@triton.jit
 def finite_peak(peak_M):
     """A peak that can be subtracted: a query vector that has seen no key has peak -inf, and -inf - -inf is NaN."""
     return tl.where(peak_M == float("-inf"), 0.0, peak_M)
@@ -150,6 +160,9 @@ def merge(
     base = start + tl.load(reals + span).to(tl.int32)
     low, end, _ = tile_keys(row, rows, count, start, base, window, BLOCK_B, WINDOWED)
     _, _, number = splits_of(low, end, programs, least, merging, UNIT)
+    if not is_merged(number, UNIT):
+        wait_for_inputs(DEPENDENT)
+        return
 
     query_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     dim_D = tl.arange(0, BLOCK_D)
