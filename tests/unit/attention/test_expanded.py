@@ -19,7 +19,9 @@ from stridelm.attention.host import HostAttention, HostLatents
 from stridelm.attention.triton import TritonAttention
 from stridelm.attention.triton_latents import TritonLatents
 from stridelm.cache.layout import LatentKV
-from stridelm.models.layers.latent import LatentExpansion
+from stridelm.kernels.head_products import head_products
+from stridelm.models.layers.latent import KEYS, LatentExpansion
+from stridelm.models.layers.slots import WHOLE
 from support.checks.compiled import compiled
 from support.doubles.binaries import recorded
 from support.doubles.interpreter import INTERPRETED
@@ -166,7 +168,7 @@ def test_workspace() -> None:
 
 
 def test_steps_need_only_the_binaries_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the heads of a pass are fewer than the layer's."""
+    """Also where the heads of a pass are fewer than the layer's, and to absorb few rows beside long spans."""
     pieces = [Piece(100, 300), Piece(0, 260), Piece(70, 1)]
     case = make_latent(pieces, heads=4, rank=32, rope_dim=16, page_size=16, dtype=torch.float16)
     matrices = HeadMatrices.of(case, WIDTH)
@@ -176,10 +178,14 @@ def test_steps_need_only_the_binaries_of_a_start(monkeypatch: pytest.MonkeyPatch
     backend.check((state,), torch.float16)
     with recorded(run=False) as made:
         backend.warm_up(16, CPU)
+    expansion = LatentExpansion("kv_b_proj", 4, 32, (WIDTH, WIDTH), WHOLE).half()
     for limit in (expanded.MAX_EXPANDED, 1 << 16):
         monkeypatch.setattr(expanded, "MAX_EXPANDED", limit)
         with recorded(run=False) as needed:
             case.attend_from_heads("triton", matrices)
+            for rows in (1, 40):
+                head_products(torch.zeros(rows, 4, WIDTH, dtype=torch.float16), expansion.matrices(KEYS))
+        assert set(needed) == {"attention_device.attend", "attention_splits.merge", "head_products._product_kernel"}
         for kernel, binaries in needed.items():
             assert binaries <= made[kernel], kernel
 
