@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -130,7 +131,7 @@ class Engine:
         load_loops()  # any request may ask for depths to be chosen, and none is to wait for it
         self.cost = StepCost()
         prompts = within(config.itl_target_ms, self.cost)
-        self.adaptive = Adaptive(self.cost) if chooses else None
+        self.adaptive = Adaptive(self.cost, time.perf_counter) if chooses else None
         lag = int(self.device.on_bounds)
         planner = Planner(self.budget, self.adaptive or Configured(self.cost), prompts, lag, runtime.patience, apart)
         self.steps = Steps(planner, self.roster, self.device, emitter, lag, self.resplit)
@@ -250,7 +251,7 @@ class Engine:
         )
         self.queue.add(request)
         if request.adaptive and self.adaptive is None:
-            self.adaptive = self.steps.planner.depths = Adaptive(self.cost)
+            self.adaptive = self.steps.planner.depths = Adaptive(self.cost, time.perf_counter)
         self.steps.planner.rows.need(smallest_budget(request))
         self._arrivals += 1
         return request

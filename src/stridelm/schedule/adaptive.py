@@ -19,7 +19,7 @@ Legend: P places in the table of requests (schedule/known.py), R requests, D lev
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -54,6 +54,8 @@ LONG = PAUSE * PLAINLY * BESIDE
 PLAIN_STEPS = 2
 """Of a probe of plain decoding, as long as it is not known how much longer the first takes for coming after one that
 drafts: the second tells."""
+LOOKS = 16
+"""That what one takes is averaged over."""
 MANY = 16
 """Requests from which on steps of which only a part drafts are tried, too."""
 
@@ -76,9 +78,13 @@ class Adaptive:
     """Requests of one step share its cost, so their depths are chosen together. Those that are not adaptive keep their
     own depth, and count."""
 
-    def __init__(self, cost: StepCost | None = None) -> None:
-        """cost: shared with others that ask what steps take; by default the policy's own."""
-        self.cost = cost or StepCost()
+    def __init__(self, cost: StepCost | None = None, clock: Callable[[], float] | None = None) -> None:
+        """cost: shared with others that ask what steps take; by default the policy's own. clock: tells seconds, so that
+        the policy knows what it takes itself; None: nothing, by default, as it depends on nothing but its calls
+        then."""
+        self.cost, self._clock = cost or StepCost(), clock
+        self._looking = 0.0
+        """Seconds that it takes to look at steps."""
         self._parted: set[int] = set()
         """Numbers of requests, as stairs, of which only a part was once tried to draft."""
         self.acceptance = Acceptance()
@@ -104,6 +110,8 @@ class Adaptive:
         """By the latest plan."""
         self._told: list[Decided] = []
         """All that the latest plan was told: a plan may ask for some requests after others."""
+        self._repeats = False
+        """Whether that is `_decided`, and nothing else."""
         self._beside: _Beside | None = None
         """The latest choice for steps that go on with prompts."""
         self._reads = False
@@ -128,11 +136,15 @@ class Adaptive:
         return not self.cost.knows_decodes or self._standing_for(requests).depth > 0
 
     def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        if self._repeats and self._decided.is_for(requests) and not (others.asked or others.joining):
+            return self._decided.depths  # the shortest way: after a model has gone through the caches each line counts
         self._by_found = self.found.serves(requests) and (self._by_found or not others.asked)
         if self._by_found:
+            self._repeats = False
             return self.found.depths(requests, further=bool(others.asked))
         told = self._tell(requests, others)
         self._told = [*self._told, told] if others.asked else [told]
+        self._repeats = told is self._decided and not others.asked
         return told.depths
 
     def _tell(self, requests: Sequence[Request], others: Others) -> Decided:
@@ -142,7 +154,7 @@ class Adaptive:
             best = self.rates.best_beside(readers, sum(map(first_row, requests)), others.joining)
             self._beside = _Beside(best, others.joining)
         decided = self._decided
-        if decided.repeats > 0 and not (self._reads or others.asked) and decided.requests == requests:
+        if decided.is_for(requests) and not (self._reads or others.asked):
             return decided
         if self._rests_for(requests, others):
             known = self.acceptance.known
@@ -219,8 +231,17 @@ class Adaptive:
     def settle(self) -> None:
         """Look at all steps that have landed."""
         self.found.settle()
+        unseen = self._unseen.take()
+        if not unseen:
+            return
+        began = self._clock() if self._clock else 0.0
+        self._settle(unseen)
+        if self._clock:
+            self._looking += (self._clock() - began - self._looking) / LOOKS
+
+    def _settle(self, unseen: list[Landed]) -> None:
         latest = None
-        for steps in self._unseen.take():
+        for steps in unseen:
             latest = self._look(steps) or latest
         if latest is not None:
             readers, load, shape = latest
@@ -358,7 +379,7 @@ class Adaptive:
         if not self.cost.knows_decodes:
             return
         before = self._standing_for(len(readers.places_R)).depth
-        self._latest, self.figures.gain = self.rates.best(readers, context, drafts=bool(before))
+        self._latest, self.figures.gain = self.rates.best(readers, context, drafts=bool(before), looking=self._looking)
         load.chosen = self._latest
         if load.judge(before):
             self._loads.spread(load)

@@ -33,6 +33,10 @@ class Decided:
     repeats: int = 0
     """Steps for which the same can be said of them, if nothing is written and no prompt is read."""
 
+    def is_for(self, requests: Sequence[Request]) -> bool:
+        """Whether the same can be said again, of these requests."""
+        return self.repeats > 0 and self.requests == requests
+
     @property
     def rests(self) -> bool:
         return self.repeats > 0 and not any(self.depths)

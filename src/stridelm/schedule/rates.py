@@ -51,17 +51,18 @@ class Rates:
         self.stairs: RowStairs | None = None
         """None: steps are not padded."""
 
-    def best(self, readers: Readers, context: int, *, drafts: bool) -> tuple[Chosen, float]:
+    def best(self, readers: Readers, context: int, *, drafts: bool, looking: float = 0.0) -> tuple[Chosen, float]:
         """The choice with the highest rate, and how many times plain decoding's that is. drafts: whether steps have
-        drafted so far."""
+        drafted so far. looking: seconds that it takes to look at a probe."""
         count = len(readers.places_R)
         least_T, rows_TD, tokens_TD, depths_TD = self._choices(readers)
-        rate_TD = tokens_TD / self._seconds(count, rows_TD, depths_TD, context)
+        seconds_TD = self._seconds(count, rows_TD, depths_TD, context)
+        rate_TD = tokens_TD / seconds_TD
         plain_T = rate_TD[:, 0] * (1.0 if drafts else 1.0 + CLEARLY)
         place, depth = divmod(int(np.column_stack((plain_T, rate_TD[:, 1:])).argmax()), rate_TD.shape[1])
         lost_D = 1.0 - rate_TD[0] / rate_TD[place, depth]
         slower_D = np.maximum(lost_D, SLIGHT) >= SURE * self.cost.doubts(count, rows_TD[0], depths_TD[0])
-        prices_D = lost_D + 2 * self.cost.switching
+        prices_D = lost_D + 2 * self.cost.switching + looking / seconds_TD[place, depth]
         prices_D[: 1 if depth else None] += self.cost.catching_up
         chosen = Chosen(count, depth, float(least_T[place]), int(rows_TD[place, depth]), prices_D, slower_D)
         return chosen, float(rate_TD[place, depth] / rate_TD[0, 0])

@@ -33,7 +33,7 @@ class Waits:
         """How far each request's drafter follows in a step. drafts: whether as many requests as there are draft; asked
         only in a step that reads a prompt."""
         everybody = [Follow.NOW] * len(served)
-        if not self.patience:
+        if not self.patience or all(each.allowed for each in served):
             return everybody
         reads = not all(map(_only_decodes, served))
         unread = reads and not drafts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -23,11 +24,13 @@ from stridelm.schedule.adaptive import PAUSE, Adaptive
 from stridelm.schedule.depth import NOBODY, Others
 from stridelm.schedule.probes import LATEST, SOONEST, Chosen, Load, Loads
 from stridelm.schedule.row_stairs import RowStairs
+from stridelm.schedule.step_budget import Allocation
 from stridelm.schedule.step_shape import StepShape
+from stridelm.schedule.waits import Waits
 from stridelm.simulate.card import Card, Drafting, Limits
 from stridelm.simulate.fleet import Fleet
 from stridelm.simulate.workload import Job
-from stridelm.types import Request, Span, StepPlan
+from stridelm.types import Follow, Request, Span, StepPlan
 
 DEPTH = 4
 LIFE = 300
@@ -778,6 +781,31 @@ def test_probes_are_as_rare_as_there_is_nothing_to_learn() -> None:
         return sum(len(set(depths)) == 1 and depths[0] != 1 for depths in run.depths[1500:])
 
     assert probes(0.1) > 2 * probes(0.0)
+
+
+def test_probes_are_rarer_where_looking_at_them_takes_long() -> None:
+    """Drafts of two, three and four levels take about as long per token, so that probes may always tell something. On a
+    CPU looking at one takes a quarter of a step."""
+
+    def probes(looking: float, seed: int) -> int:
+        ticks = itertools.count()
+        policy = Adaptive(clock=lambda: next(ticks) * looking)
+        run = Simulation(policy, [0.58] * 8, dense, seed=seed).run(1500)
+        depths = [max(depths) for depths in run.depths[200:]]
+        return sum(before == after != depth for before, depth, after in zip(depths, depths[1:], depths[2:]))
+
+    often, rarely = (sum(probes(looking, seed) for seed in range(3)) for looking in (0.0, 5e-3))
+    assert 0 < 2 * rarely < often
+
+
+def test_nobody_asks_whether_depths_stand_where_all_draft() -> None:
+    """It takes longer to ask, right after a model has gone through the caches, than all else that waits decide."""
+
+    def drafts() -> bool:
+        raise AssertionError
+
+    request = Simulation(Adaptive(), [0.5], dense).requests[0]
+    assert Waits(patience=16).of([Allocation(request, 0, 1, 0, real=1, allowed=2)], drafts) == [Follow.NOW]
 
 
 def test_the_first_step_of_a_depth_is_not_taken_for_a_delay() -> None:
