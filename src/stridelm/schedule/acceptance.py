@@ -13,11 +13,11 @@ Fortunes are taken to be normally distributed with a variance that is learnt too
 variance of what is known of its fortune is about v / (1 + v n / 4), since a check tells most, a quarter, where both
 outcomes are as likely. That is also the size of the step from the next check. So where requests are alike, one's checks
 move little; where they differ, much. And of all requests to come the checks of a few tell little, however many they
-are: the check after n others of the same request counts as 1 / (1 + v n / 4) then.
+are: n of one request tell as much as n / (1 + v n / 4) of different ones, which is 4 / v at most.
 
 What is little known is hoped to be better: a text that is never drafted for would never be found out to be a good one.
-Probes find that out too, so the hope is small, once many requests were checked. Whoever asks may leave it out, where
-trying costs too much.
+Probes find that out too, so the hope is small, once the request was checked often, or many others were. Whoever asks
+may leave it out, where trying costs too much.
 
 The loops are compiled, since they run at every step.
 
@@ -49,10 +49,10 @@ SPREAD = 0.02
 """Weight of the latest step in the variance."""
 MOST = 6.0
 """Largest log-odds."""
-HOPE, YOUNG = 0.08, 64.0
-"""Standard deviations by which what is little known is hoped to be better, once more than YOUNG checks tell of all
-requests of a drafter. Before that it is up to a whole one, since what is learnt then serves all requests to come, and
-a few refusals, or a few bad texts, at the start must not end all drafting."""
+HOPE, YOUNG = 0.08, 32.0
+"""Standard deviations by which what is little known is hoped to be better, once many more than YOUNG checks tell of a
+request. Before that it is up to a whole one, since what is learnt then serves it and all requests to come, and a few
+refusals, or a few bad texts, at the start must not end all drafting."""
 
 Levels = Sequence[int] | np.ndarray
 """[R] of each request."""
@@ -179,7 +179,7 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K
         for level in range(reached_R[r]):
             right = 1.0 if accepted_R[r] > level else 0.0
             missed = right - _sigmoid(odds_KD[k, level] + fortune)
-            telling_K[k] += 1.0 / (1.0 + variance_K[k] * checks / 4)
+            telling_K[k] += 1.0 / (1.0 + variance_K[k] * checks / 4) ** 2  # what this one adds
             checks += 1
             fortune += max(LEAST_STEP, _uncertainty(variance_K[k], checks)) * missed
             rights_KD[k, level] += right
@@ -193,7 +193,8 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K
         k, checks = requests_P[place].drafter, requests_P[place].checks
         if checks:
             requests_P[place].fortune -= shares_K[k]
-            squares_K[k] += requests_P[place].fortune ** 2 + _doubt(variance_K[k], telling_K[k], checks)
+            of_others = max(0.0, telling_K[k] - _telling(variance_K[k], checks))
+            squares_K[k] += requests_P[place].fortune ** 2 + _doubt(variance_K[k], of_others, checks)
             known_K[k] += 1.0
     for k in range(len(variance_K)):
         for level in range(right_KD.shape[1]):
@@ -241,7 +242,7 @@ def _allowed(requests_P, places_R, weights_R, chances_RD, depth, least):
 def _better(request, telling, variance, hope):
     """By what factor a request's odds are above its drafter's, or are hoped to be. What is not known is its fortune and
     the mean of all requests. hope: 1, or 0 for none."""
-    deviations = hope * (HOPE + (1.0 - HOPE) * YOUNG**2 / (YOUNG**2 + telling**2))
+    deviations = hope * (HOPE + (1.0 - HOPE) * YOUNG**2 / (YOUNG**2 + (telling + request.checks) ** 2))
     unknown = _uncertainty(variance + _of_mean(telling), request.checks)
     return math.exp(request.fortune + deviations * math.sqrt(unknown))
 
@@ -267,10 +268,16 @@ def _of_mean(telling):
 
 
 @nb.njit(cache=True)
-def _doubt(variance, telling, checks):
+def _telling(variance, checks):
+    """As many checks of different requests as so many of one are worth to all others."""
+    return checks / (1.0 + variance * checks / 4)
+
+
+@nb.njit(cache=True)
+def _doubt(variance, of_others, checks):
     """Variance of what is known of a fortune after so many checks, which tell it and the mean in one: that of the only
-    request stays unknown."""
-    return variance - variance**2 / (variance + _of_mean(telling) + 4 / checks)
+    request stays unknown. of_others: checks of others that tell of the mean."""
+    return variance - variance**2 / (variance + _of_mean(of_others) + 4 / checks)
 
 
 @nb.njit(cache=True)
