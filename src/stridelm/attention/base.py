@@ -106,12 +106,13 @@ class PagedLayers:
 
 
 class Pairs(NamedTuple):
-    """Of a row and an entry that it sees, in spans that a step which is not captured attends to in a way of its own."""
+    """How much attention computes, in pairs of a row and an entry that it sees, for those spans of a step that a pass
+    which is not captured attends to in another way."""
 
     captured: float
-    """In all layers of a captured step."""
+    """By a captured pass."""
     spared: float
-    """By how many the other way takes less, as if all took the same."""
+    """How many of these as much time as the other way saves is worth."""
 
 
 class Mixer(Generic[S]):
@@ -131,7 +132,7 @@ class Mixer(Generic[S]):
 
     @classmethod
     def pairs(cls, state: S, deterministic: bool, geometry: Geometry) -> Pairs:
-        """Of one such layer."""
+        """Of one such layer. None by default: both ways are the same."""
         return Pairs(0.0, 0.0)
 
     @classmethod

@@ -139,8 +139,8 @@ def tile_tables(
     for _, *heights in tiling:
         for height, short in zip(heights, (True, False), strict=True):
             tiles = tiles_of(bounds, height, short=short)
-            longest = min(spans, rows // (SHORT + 1))  # as many may be long, the last tile of each not full
-            room = min(rows, spans * -(-SHORT // height) if short else longest + -(-rows // height))
+            most_long = min(spans, rows // (SHORT + 1))  # of each the last tile may not be full
+            room = min(rows, spans * -(-SHORT // height) if short else most_long + -(-rows // height))
             table = np.full((2, room), NOWHERE, dtype=np.int32)
             table[0] = 0
             table[:, : len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1, 2).T

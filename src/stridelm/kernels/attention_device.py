@@ -173,9 +173,8 @@ def attend(
     heads; None if there are none. values: None if keys, without their tails, are the values too, and the same for all
     heads; the second dimension of the grid is then groups of HEADS query heads. HEADS: otherwise, query heads per KV
     head. rows: of a tile. splits: room for splits in the workspace. least, merging: see `splits_of`. PARTIAL: leave
-    splits in the workspace for `merge` instead of writing the output, unless a tile has a single one that is not
-    fixed. factor, cap: a score is factor * (q . k), or
-    factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
+    splits in the workspace for `merge` instead of writing the output, where `is_merged`. factor, cap: a score is
+    factor * (q . k), or factor * tanh(cap * (q . k)) if CAPPED, in units of ln 2. value_scale: multiplies the output.
     """
     if PARTIAL:
         give_way(tl.num_programs(0), DEPENDENT)

@@ -117,7 +117,7 @@ class Stack:
         """Query vectors that one program merges. rows: of a tile."""
         if self.is_wide:
             return 1
-        return 16 if self.is_tall(rows) else 2
+        return 16 if self.is_tall(rows) and not self.deterministic else 2
 
     def is_tall(self, rows: int) -> bool:
         """Whether tiles of so many rows have many query vectors, of a usual width."""

@@ -54,8 +54,8 @@ LONG = PAUSE * PLAINLY * BESIDE
 PLAIN_STEPS = 2
 """Of a probe of plain decoding, as long as it is not known how much longer the first takes for coming after one that
 drafts: the second tells."""
-LOOKS = 16
-"""That what one takes is averaged over."""
+LOOKS, LONGEST = 16, 4
+"""That what one takes is averaged over, and how many times as long as that one may take: something else delays some."""
 MANY = 16
 """Requests from which on steps of which only a part drafts are tried, too."""
 
@@ -237,7 +237,8 @@ class Adaptive:
         began = self._clock() if self._clock else 0.0
         self._settle(unseen)
         if self._clock:
-            self._looking += (self._clock() - began - self._looking) / LOOKS
+            took = self._clock() - began
+            self._looking += (min(took, LONGEST * self._looking or took) - self._looking) / LOOKS
 
     def _settle(self, unseen: list[Landed]) -> None:
         latest = None

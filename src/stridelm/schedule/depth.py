@@ -1,7 +1,7 @@
 """How deep to draft: decided once per step, by the planner, and nowhere else.
 
-A policy sees the requests of a plan and nothing of the device, so that every rank that plans the same step chooses the
-same depths.
+A policy sees the requests of a plan and nothing of the device. It knows times, which differ from rank to rank, so one
+rank plans for all.
 """
 
 from __future__ import annotations

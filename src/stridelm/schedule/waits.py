@@ -30,8 +30,8 @@ class Waits:
     """Whether that of some requests may wait in a step that writes others'."""
 
     def of(self, served: Sequence[Allocation], drafts: Callable[[], bool]) -> list[Follow]:
-        """How far each request's drafter follows in a step. drafts: whether as many requests as there are draft; asked
-        only in a step that reads a prompt."""
+        """How far each request's drafter follows in a step. drafts: whether as many requests as there are draft; not
+        asked if all of these do."""
         everybody = [Follow.NOW] * len(served)
         if not self.patience or all(each.allowed for each in served):
             return everybody
