@@ -6,7 +6,6 @@ state that it can serve; a model with another kind is refused when it is loaded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -299,9 +298,8 @@ class AttentionBackend:
         )
         return max(sizes, default=0)
 
-    def pairs(self, geometry: Geometry, states: LayerStates) -> Pairs:
-        """Of all layers."""
-        layers = Counter(state.read for state in states)
+    def pairs(self, geometry: Geometry, layers: Mapping[LayerState, int]) -> Pairs:
+        """Of all layers. layers: how many there are of each kind."""
         found = [
             (count, self.mixers[type(state)].pairs(state, self.deterministic, geometry))
             for state, count in layers.items()

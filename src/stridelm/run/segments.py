@@ -18,13 +18,15 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from stridelm.attention.base import Pairs
 from stridelm.batch import ForwardBatch, Geometry, States
+from stridelm.cache.layout import LayerState
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.graphs import GraphPool
 from stridelm.run.state import PageTables
@@ -68,8 +70,16 @@ class PassTimes:
 class Segment:
     """One captured forward pass with its inputs."""
 
-    def __init__(self, runner: EagerRunner, pool: GraphPool, kind: Kind, like: Geometry, reach: int) -> None:
-        """reach: an upper bound on every span's end."""
+    def __init__(
+        self,
+        runner: EagerRunner,
+        pool: GraphPool,
+        kind: Kind,
+        like: Geometry,
+        reach: int,
+        layers: Mapping[LayerState, int],
+    ) -> None:
+        """reach: an upper bound on every span's end. layers: how many there are of each kind."""
         self._kind, self._pool = kind, pool
         self._static = runner.attention.static(kind.attention, kind.rows, kind.spans, reach, like)
         self._groups = tuple(like.tables)
@@ -90,7 +100,7 @@ class Segment:
         self.times: PassTimes | None = None
         """Of steps that may take less if they are not captured; None: there are none."""
         chunks = [self._chunk(start, like) for start in (0, min(MEASURED, reach - kind.rows)) if start >= 0]
-        pairs = [runner.attention.pairs(chunk, runner.pool.read).captured for chunk in chunks]
+        pairs = [runner.attention.pairs(chunk, layers).captured for chunk in chunks]
         if self._captured is not None and pairs[-1] > pairs[0]:
             self.times = self._measure(chunks, pairs)
 
@@ -148,6 +158,7 @@ class Segments:
 
     def __init__(self, runner: EagerRunner, pool: GraphPool, max_length: int) -> None:
         self._runner, self._pool, self._max_length = runner, pool, max_length
+        self._layers = Counter(runner.pool.read)  # once: layers are many, and compared number by number
         self._segments: dict[Kind, Segment | None] = {}
         """None: there was no memory for it."""
         self._host = math.inf
@@ -174,8 +185,7 @@ class Segments:
     def _is_faster_launched(self, segment: Segment, geometry: Geometry) -> bool:
         if segment.times is None:
             return False
-        pairs = self._runner.attention.pairs(geometry, self._runner.pool.read)
-        return segment.times.is_faster_launched(pairs, self._host)
+        return segment.times.is_faster_launched(self._runner.attention.pairs(geometry, self._layers), self._host)
 
     def _segment(self, batch: ForwardBatch) -> Segment | None:
         rows, spans = batch.ids.shape[0], len(batch.geometry.bounds)
@@ -191,7 +201,7 @@ class Segments:
             return None
         kind = Kind(rows, spans, attention, self._runner.taps)
         if kind not in self._segments:
-            segment = Segment(self._runner, self._pool, kind, like, self._max_length)
+            segment = Segment(self._runner, self._pool, kind, like, self._max_length, self._layers)
             self._segments[kind] = segment if segment.is_captured else None
             self._host = min(self._host, segment.host)
         return self._segments[kind]

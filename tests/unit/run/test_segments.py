@@ -17,6 +17,7 @@ from stridelm.attention.base import Pairs
 from stridelm.attention.triton import TritonAttention
 from stridelm.attention.triton_latents import TritonLatents
 from stridelm.batch import ForwardBatch
+from stridelm.cache.layout import LayerState
 from stridelm.run import segments
 from stridelm.run.eager import EagerRunner, Logits
 from stridelm.run.segments import PassTimes, Segments
@@ -68,7 +69,8 @@ def test_pairs_are_those_of_long_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_latent(pieces, heads=4, rank=32, rope_dim=8, page_size=16)
     monkeypatch.setattr(TritonLatents, "least_rows", classmethod(lambda cls, state: LONG))
     assert case.latent is not None
-    layers, step = (replace(case.latent, expands=(16, 16)),) * 2, geometry(case)
+    layers: dict[LayerState, int] = {replace(case.latent, expands=(16, 16)): 2}
+    step = geometry(case)
     captured, spared = TritonAttention(False).pairs(step, layers)
     assert captured == 2 * (70 * 370 + LONG * LONG)
     assert spared == pytest.approx(2 * 30 * 370 * (2 * 32 - 32) / (2 * 32 + 8))
