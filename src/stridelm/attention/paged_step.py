@@ -127,7 +127,7 @@ def launch_forms(
     nothing = torch.zeros(1, dtype=torch.int64, device=q_1HD.device)
     tile = torch.zeros(1, dtype=torch.int32, device=q_1HD.device)
     stack = stack_of(state, q_1HD.dtype, deterministic)
-    for rows, shape, programs in forms(stack):
+    for rows, shape, programs in forms(stack, q_1HD.device):
         if rows < min(least, stack.max_rows):
             continue
         paged_attention(
@@ -159,7 +159,7 @@ def stack_of(state: LayerState, dtype: torch.dtype, deterministic: bool) -> Stac
     if isinstance(state, LatentKV):
         return LatentStack.of(state.heads, state.rank, dtype, deterministic)
     assert isinstance(state, HeadsKV)
-    return HeadStack.of(state.heads, state.kv_heads, state.key_dim, dtype, deterministic)
+    return HeadStack.of(state.heads, state.kv_heads, state.key_dim, dtype, deterministic, state.stored)
 
 
 def cut(bounds: tuple[int, ...], most: int, device: torch.device) -> tuple[Launch, ...]:

@@ -111,7 +111,7 @@ def paged_attention(
         keys_PGD, tails_PGT = keys_PGD.split((dim, tail), dim=2)
         tails_PT = tails_PGT[:, 0]
     else:
-        stack = HeadStack.of(heads, keys_PGD.shape[1], dim, q_NHD.dtype, deterministic)
+        stack = HeadStack.of(heads, keys_PGD.shape[1], dim, q_NHD.dtype, deterministic, keys_PGD.dtype)
     _check(q_NHD, keys_PGD, values_PGD, out_NHD)
     _check_tails(q_NHD, keys_PGD, turned_NHT, tails_PT)
     assert paths_N64 is None or (rows_per_tile == 1 and paths_N64.shape == (rows, MAX_DRAFT_ROWS))

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 
 import torch
 
-from stridelm.kernels.processors import multiprocessors
+from stridelm.kernels.processors import multiprocessors, shared_memory
 from stridelm.types import MAX_DRAFT_ROWS
 
 SPLIT_KEYS = 256
@@ -24,12 +24,15 @@ TALL, MIN_KEYS_TALL = 64, 256
 MIN_KEYS_BUSY = 1024
 """The same if one program per tile already keeps half of the processors busy: additional programs share their memory
 bandwidth and must gain more than merging costs."""
-MERGING, MERGING_WIDE = 8, 2
+MERGING, MERGING_WIDE = 20, 2
 """How many keys a program reads in the time in which one split more is merged; of wide heads, whose keys take longer.
-Measured on an H100 over 512, 2,048 and 8,192 keys."""
+Measured on H200s over 512, 2,048 and 8,192 keys."""
 SHARING = 2
 """Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
 waits for another to end costs more than sharing gains."""
+FILLED = 0.75
+"""The share of the programs that run at once which long blocks of keys must keep busy: fewer programs of them then do
+more than more of short blocks."""
 SHARED_MEMORY = 228 << 10
 """Bytes of shared memory that a multiprocessor divides among its programs, and RESERVED bytes of each program (compute
 capability 9.0)."""
@@ -127,18 +130,30 @@ class Stack:
         """Slower block by block, but more programs run at once; None if that does not help."""
         raise NotImplementedError
 
+    def widened(self, shape: Shape, device: torch.device) -> Shape | None:
+        """Faster block by block, but fewer programs run at once; None if that does not help, or there is no such
+        program on this device."""
+        return None
+
     def resident(self, shape: Shape) -> int:
         """Programs of this shape that a multiprocessor runs at once."""
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class HeadStack(Stack):
     """The query heads of a KV head."""
 
+    converts: bool = False
+    """Whether keys and values are stored in another dtype, so that a block of them passes through registers."""
+
     @staticmethod
     @cache
-    def of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool) -> HeadStack:
-        """Raises ValueError for an unsupported dtype, number of heads or width."""
+    def of(
+        heads: int, kv_heads: int, dim: int, dtype: torch.dtype, deterministic: bool, stored: torch.dtype | None = None
+    ) -> HeadStack:
+        """stored: the dtype of keys and values; None: that of the queries. Raises ValueError for an unsupported dtype,
+        number of heads or width."""
         _check_dtype(dtype)
         per_head = heads // kv_heads
         if per_head > MAX_HEADS:
@@ -149,7 +164,7 @@ class HeadStack(Stack):
             raise ValueError(
                 f"heads of width {dim} need attention='reference'; the triton backend supports at most {MAX_DIM}"
             )
-        return HeadStack(kv_heads, per_head, dim, dtype, deterministic)
+        return HeadStack(kv_heads, per_head, dim, dtype, deterministic, stored not in (None, dtype))
 
     @property
     def max_queries(self) -> int:
@@ -177,13 +192,23 @@ class HeadStack(Stack):
         narrows = shape.keys > 32 and shape.queries <= 64 and not self.deterministic
         return replace(shape, keys=32) if narrows else None
 
+    def widened(self, shape: Shape, device: torch.device) -> Shape | None:
+        if shape.keys != 64 or shape.queries > 32 or self.deterministic or self.converts:
+            return None
+        wide = replace(shape, keys=128)
+        return wide if self._shared(wide) <= shared_memory(device) else None
+
     def resident(self, shape: Shape) -> int:
-        """Shared memory is the limit: each program keeps its queries and the blocks being loaded there, and passes
-        weights to the smaller matrix instructions through it."""
+        """Shared memory is the limit."""
+        return max(1, SHARED_MEMORY // (self._shared(shape) + RESERVED))
+
+    def _shared(self, shape: Shape) -> int:
+        """Bytes of shared memory in which a program keeps its queries and the blocks being loaded, and through which it
+        passes weights to the smaller matrix instructions."""
         elements = (shape.queries + shape.stages * 2 * shape.keys) * padded(self.dim)
         if shape.queries < 64:
             elements += shape.queries * shape.keys
-        return max(1, SHARED_MEMORY // (elements * self.dtype.itemsize + RESERVED))
+        return elements * self.dtype.itemsize
 
 
 class LatentStack(Stack):
@@ -235,10 +260,7 @@ def make_plan(
     busy = tiles if filled_tiles is None or stack.deterministic else filled_tiles
     groups, processors = busy * stack.groups, multiprocessors(device)
     if shape is None:
-        shape = stack.shape(rows_per_tile)
-        narrow = stack.narrowed(shape)
-        if narrow and processors * stack.resident(shape) < groups <= processors * stack.resident(narrow):
-            shape = narrow  # so that no program waits for another to end
+        shape = _fitted(stack, rows_per_tile, groups, device)
     # A tile's keys within its window; the window may begin anywhere in a split.
     span = max_keys if window is None else min(max_keys, window + rows_per_tile + MAX_DRAFT_ROWS)
     least = max(MIN_KEYS, shape.keys)
@@ -249,7 +271,7 @@ def make_plan(
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = tiles * stack.groups * rows_per_tile * stack.per_group * (stack.dim + 2)
     if programs is None:
-        programs = max(1, processors * min(SHARING, stack.resident(shape)) // groups)
+        programs = max(1, processors * _at_once(stack, shape) // groups)
         if stack.deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, shares)
@@ -267,12 +289,29 @@ def make_plan(
     return Plan(shape, unit, programs, splits, splits * floats, least // shape.keys, merging)
 
 
-def forms(stack: Stack) -> Iterator[tuple[int, Shape, int]]:
+def _fitted(stack: Stack, rows_per_tile: int, groups: int, device: torch.device) -> Shape:
+    """The shape with which so many groups of queries are attended to soonest."""
+    shape, processors = stack.shape(rows_per_tile), multiprocessors(device)
+    wide, narrow = stack.widened(shape, device), stack.narrowed(shape)
+    if wide:
+        room = processors * _at_once(stack, wide)
+        if room // groups * groups >= FILLED * room:
+            return wide
+    if narrow and processors * stack.resident(shape) < groups <= processors * stack.resident(narrow):
+        return narrow  # so that no program waits for another to end
+    return shape
+
+
+def _at_once(stack: Stack, shape: Shape) -> int:
+    """Programs of a multiprocessor among which keys are divided."""
+    return min(SHARING, stack.resident(shape))
+
+
+def forms(stack: Stack, device: torch.device) -> Iterator[tuple[int, Shape, int]]:
     """(rows_per_tile, shape, programs) of a launch of every binary that chains need, whatever the step."""
     for exponent in range(stack.max_rows.bit_length()):
         shape = stack.shape(1 << exponent)
-        narrow = stack.narrowed(shape)
-        shapes = [shape, narrow] if narrow else [shape]
+        shapes = [each for each in (shape, stack.narrowed(shape), stack.widened(shape, device)) if each]
         yield from ((1 << exponent, each, programs) for each in shapes for programs in (1, 2))
 
 

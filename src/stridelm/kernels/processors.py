@@ -5,9 +5,19 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+import triton
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
     """How many the device has. On a CPU (Triton's interpreter) launches are planned as for an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program may have; on a CPU as on an H200."""
+    if device.type != "cuda":
+        return 227 << 10
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])

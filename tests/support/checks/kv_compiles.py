@@ -53,9 +53,9 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
     return launch
 
 
-def ends(stack: attention_plan.Stack) -> list[tuple[int, attention_plan.Shape, int]]:
+def ends(stack: attention_plan.Stack, device: torch.device) -> list[tuple[int, attention_plan.Shape, int]]:
     """The forms of the lowest and of the highest tiles: the others are between them."""
-    found = list(attention_plan.forms(stack))
+    found = list(attention_plan.forms(stack, device))
     return [*found[:2], *found[-2:]]
 
 
@@ -84,7 +84,8 @@ def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> N
 def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
-    with patch.object(attention_plan, "multiprocessors", lambda device: 132), patch.object(paged_step, "forms", ends):
+    card = patch.object(attention_plan, "multiprocessors", lambda device: 132)
+    with card, patch.object(paged_step, "forms", ends):
         for state in STATES:
             for deterministic in (False, True):
                 compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)

@@ -317,16 +317,21 @@ def test_latent_groups() -> None:
 
 def test_programs_run_at_once() -> None:
     """On a card of 132 processors: a tile's keys are shared by as many programs as run at once, and by few if sharing
-    hardly pays; blocks are shorter if that lets all tiles run at once."""
+    hardly pays. Blocks are long where one program for each processor keeps most of them busy, and short if that lets
+    all tiles run at once."""
 
     def plan(tiles: int, max_keys: int, rows: int = 1, deterministic: bool = False) -> tuple[int, int]:
         stack = HeadStack.of(32, 8, 128, torch.bfloat16, deterministic)
         made = make_plan(stack, tiles, rows, max_keys, None, CPU)
         return made.programs, made.shape.keys
 
-    assert [plan(tiles, 1 << 15)[0] for tiles in (1, 2, 8, 16, 17, 256)] == [33, 16, 4, 2, 1, 1]
-    assert plan(1, 513) == (9, 64)
-    assert [plan(16, keys)[0] for keys in (1024, 1025)] == [1, 2]
+    assert [plan(tiles, 1 << 15) for tiles in (1, 2, 8, 16)] == [(16, 128), (8, 128), (2, 128), (1, 128)]
+    assert [plan(tiles, 1 << 15)[0] for tiles in (6, 10, 12, 17, 256)] == [5, 3, 2, 1, 1]
+    assert [plan(tiles, 1 << 15)[1] for tiles in (5, 6, 7, 9, 12, 13, 16, 17)] == [128, 64, 128, 64, 64, 128, 128, 64]
+    assert [plan(tiles, 1 << 15, rows=8)[1] for tiles in (1, 16, 17)] == [128, 128, 64]
+    assert [plan(tiles, 1 << 15, rows=9)[1] for tiles in (1, 16, 17)] == [64, 64, 64]
+    assert plan(1, 513) == (5, 128)
+    assert [plan(10, keys)[0] for keys in (1024, 1025, 2049)] == [1, 2, 3]
     assert [plan(tiles, 1024)[1] for tiles in (33, 34, 66, 67)] == [64, 32, 32, 64]
     assert [plan(tiles, 1024, rows=8)[1] for tiles in (33, 34, 49, 50)] == [64, 32, 32, 64]
     assert plan(48, 1024, deterministic=True) == (1, 64)
@@ -392,7 +397,7 @@ def test_workspace() -> None:
     assert floats(256, 1 << 17, True) == floats(256, 1 << 17, False) == 0
     assert floats(1, 64, True) == floats(1, 64, False) == 0
     assert floats(1, 1 << 15, True) == 128 * 32 * 130
-    assert floats(1, 1 << 15, False) == 33 * 32 * 130
+    assert floats(1, 1 << 15, False) == 16 * 32 * 130
     assert floats(1, 1 << 20, True, window=1000) == 6 * 32 * 130
     assert floats(32, 1 << 17, True, rows=16) == 0, "over the limit: one program per tile"
 
@@ -404,6 +409,16 @@ def test_refusals() -> None:
         HeadStack.of(256, 1, 128, torch.float16, True)
     with pytest.raises(ValueError, match="heads of width 1024 need attention='reference'"):
         HeadStack.of(8, 1, 1024, torch.float16, True)
+
+
+def test_long_blocks_only_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of them takes 208 KiB of shared memory, which not every card has."""
+    stack = HeadStack.of(32, 8, 128, torch.bfloat16, False)
+    monkeypatch.setattr("stridelm.kernels.attention_plan.shared_memory", lambda device: 163 << 10)
+    assert {shape.keys for _, shape, _ in forms(stack, CPU)} == {32, 64}
+    make_plan.cache_clear()
+    assert make_plan(stack, 1, 1, 1 << 15, None, CPU).shape.keys == 64
+    make_plan.cache_clear()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -425,7 +440,7 @@ def test_every_plan_over_latents_has_a_form(heads: int, dtype: torch.dtype, dete
 
 def check_forms(stack: Stack, heights: Iterable[int]) -> None:
     """What is planned for tiles of these numbers of rows is launched by a start."""
-    launched = {(shape, programs > 1) for _, shape, programs in forms(stack)}
+    launched = {(shape, programs > 1) for _, shape, programs in forms(stack, CPU)}
     planned = set()
     for rows in heights:
         for tiles, keys in itertools.product((1, 2, 5, 13, 40, 90, 130, 300, 2000), (1, 300, 5000, 100_000)):
