@@ -54,7 +54,7 @@ class ExpertLayer:
         from stridelm.kernels.expert_pairs import several_heights, tile_pairs
         from stridelm.kernels.experts import expert_parts, multiply
         from stridelm.kernels.ops import Routing
-        from stridelm.kernels.router_scores import scores
+        from stridelm.kernels.sums_in_parts import scores
         from stridelm.kernels.triton_router import combine, route
 
         chooses = Routing(num_experts=EXPERTS, num_experts_per_tok=EACH, norm_topk_prob=True)

@@ -16,7 +16,7 @@ from stridelm.kernels import ops_for
 from stridelm.kernels.ops import ACTIVATIONS, Routing
 from stridelm.kernels.plain import whole_logits
 from stridelm.kernels.products import product
-from stridelm.kernels.router_scores import scores
+from stridelm.kernels.sums_in_parts import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import EveryExpert, ExpertsInput, GroupedExperts, chosen_experts

@@ -113,7 +113,8 @@ class Routing:
 
 
 class Parts(NamedTuple):
-    """What experts have made of rows, and the weights of these parts, as `Ops.combine` takes them."""
+    """What experts have made of rows, or parts of a product's sums (kernels/sums_in_parts.py), and the weights of these
+    parts, as `Ops.combine` takes them."""
 
     parts_NKC: torch.Tensor
     weights_NW: torch.Tensor
@@ -234,7 +235,7 @@ class Ops(Protocol):
     def combine_norm(
         self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + their sum, as `combine` rounds it; the norm of that). x is not overwritten."""
+        """(x + their sum, rounded to x's dtype; the norm of that). x is not overwritten."""
         ...
 
     def norm_quantised(

@@ -237,7 +237,7 @@ class PlainOps(QuantisesAfterwards):
     def combine_norm(
         self, of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.add_norm(self.combine(*of), x_NC, weight_C, eps)
+        return self.add_norm(self.combine(*of).to(x_NC.dtype), x_NC, weight_C, eps)
 
     def add_normed(
         self,

@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from stridelm.kernels.head_rows import join_norms, spread_logits
 from stridelm.kernels.ops import Parts, Routing
-from stridelm.kernels.router_scores import scores
+from stridelm.kernels.sums_in_parts import scores
 from stridelm.kernels.triton_norms import combine_norm, norm
 from stridelm.kernels.triton_router import route
 from support.checks.kv_compiles import FOUND, compile_only

@@ -18,7 +18,7 @@ from stridelm.kernels.experts import choose_tile
 from stridelm.kernels.ops import ACTIVATIONS
 from stridelm.kernels.plain import whole_logits
 from stridelm.kernels.products import tile_height
-from stridelm.kernels.router_scores import scores
+from stridelm.kernels.sums_in_parts import scores
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import GroupedExperts
 from support.checks.compiled import compiled
@@ -171,7 +171,7 @@ def test_rows_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers, and so
     do all experts that a row compares."""
     kernels = compiled("row_compiles", tmp_path)
-    norms, routers = ["_norm_kernel", "_join_norms_kernel", "_combine_norm_kernel"], ["_scores_kernel", "_route_kernel"]
+    norms, routers = ["_norm_kernel", "_join_norms_kernel", "_combine_norm_kernel"], ["_parts_kernel", "_route_kernel"]
     assert [kernel["name"] for kernel in kernels] == [*norms * 3, *routers * 3, "_spread_kernel"]
     assert not any(kernel["stack"] for kernel in kernels)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from stridelm.attention.base import HeadsInput, Mix
 from stridelm.cache.layout import HeadsKV, LayerState, Shared
-from stridelm.kernels.ops import Ops, QKRope
+from stridelm.kernels.ops import Ops, Parts, QKRope
 from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.linear import Linear
@@ -118,6 +118,18 @@ class Attention(ModelPart):
         return self.qkv.row_form
 
     def forward(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+        mixed_NC = self._mixed(x, positions_N, mix)
+        return self.shard.sum(self.o(mixed_NC)) if len(mixed_NC) else mixed_NC.new_empty(0, self.width)
+
+    def parts(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor | Parts:
+        """The same, or its Parts, unless ranks have shares of it."""
+        if self.shard.world > 1:
+            return self(x, positions_N, mix, ops)
+        mixed_NC = self._mixed(x, positions_N, mix)
+        return self.o.parts(mixed_NC) if len(mixed_NC) else mixed_NC.new_empty(0, self.width)
+
+    def _mixed(self, x: Rows, positions_N: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """The heads' values; of no rows if the rows were only to be stored."""
         rope = self.rope
         qk = QKRope(
             self.heads,
@@ -132,10 +144,7 @@ class Attention(ModelPart):
         )
         rows = x.shape[0]
         qkv_NXD = self.qkv(x).view(rows, qk.projected, self.head_dim)
-        mixed_NC = mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)
-        if not len(mixed_NC) and rows:  # the rows were only to be stored
-            return mixed_NC.new_empty(0, self.width)
-        return self.shard.sum(self.o(mixed_NC))
+        return mix(self.layer, HeadsInput(qkv_NXD, qk)).flatten(1)
 
     def slots(self, theirs: str = "") -> Slots:
         if self.qk_norm is not None:

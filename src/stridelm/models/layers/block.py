@@ -73,8 +73,8 @@ class MixerSpec:
         raise NotImplementedError
 
     def build(self, site: Site) -> ModelPart:
-        """Its forward takes (x [N, reads], positions [N], mix, ops) and returns [N, width], a new tensor. x may be of
-        the part's `row_form`."""
+        """Its forward takes (x [N, reads], positions [N], mix, ops) and returns [N, width], a new tensor. It may also
+        have `parts`, as an MLP may. x may be of the part's `row_form`."""
         raise NotImplementedError
 
 
@@ -210,7 +210,7 @@ class Stream:
         return self.x
 
     def _delta(self, waiting: torch.Tensor | Parts) -> torch.Tensor:
-        return self.ops.combine(*waiting) if isinstance(waiting, Parts) else waiting
+        return self.ops.combine(*waiting).to(self.x.dtype) if isinstance(waiting, Parts) else waiting
 
     def scale(self, factor_1: torch.Tensor) -> None:
         """Multiply the stream, with all additions."""
@@ -287,10 +287,9 @@ class Block(ModelPart):
         self.scalar = nn.Parameter(torch.empty(1)) if spec.scaled else None
         self.compiled: CompiledBlocks | None = None
 
-    @property
-    def _parts(self) -> Callable[[Rows, Ops], torch.Tensor | Parts] | None:
-        """Of the MLP, if what it returns is added as it is."""
-        return None if self.spec.norms_after else getattr(self.mlp, "parts", None)
+    def _parts_of(self, part: ModelPart) -> Callable[..., torch.Tensor | Parts]:
+        """The part's forward, or its `parts` if what it returns is added as it is."""
+        return part if self.spec.norms_after else getattr(part, "parts", part)
 
     def forward(
         self,
@@ -315,17 +314,14 @@ class Block(ModelPart):
             tap(self.layer, stream.x)
         if wanted_M is not None:
             stream.keep(wanted_M)
-        mixed_NH = self.mixer(read_NC, positions_N, mix, stream.ops)
+        mixed_NH = self._parts_of(self.mixer)(read_NC, positions_N, mix, stream.ops)
         if wanted_M is not None and not len(wanted_M):
             return
         stream.add(mixed_NH, self.after_mixer)
         del mixed_NH
         read_NC = stream.norm_for(self.mlp_norm, self.mlp)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
-        if self._parts is not None:
-            stream.add(self._parts(read_NC, stream.ops))
-        else:
-            stream.add(self.mlp(read_NC, stream.ops, *beside), self.after_mlp)
+        stream.add(self._parts_of(self.mlp)(read_NC, stream.ops, *beside), self.after_mlp)
         if self.input is not None:
             assert stream.given is not None
             stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops), self.input.norm)

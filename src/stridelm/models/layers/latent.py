@@ -17,7 +17,7 @@ from torch import nn
 
 from stridelm.attention.base import LatentInput, Mix
 from stridelm.cache.layout import LatentKV, group_of
-from stridelm.kernels.ops import LatentRope, Ops
+from stridelm.kernels.ops import LatentRope, Ops, Parts
 from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import MixerSpec, Site, check_sizes
 from stridelm.models.layers.head_linear import HeadLinear
@@ -135,6 +135,15 @@ class LatentAttention(ModelPart):
         return form if reads_too is None or reads_too.row_form is form else None
 
     def forward(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
+        return self.shard.sum(self.o(self._mixed(x, positions_N, mix, ops)))
+
+    def parts(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor | Parts:
+        """The same, or its Parts, unless ranks have shares of it."""
+        if self.shard.world > 1:
+            return self(x, positions_N, mix, ops)
+        return self.o.parts(self._mixed(x, positions_N, mix, ops))
+
+    def _mixed(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:
         spec, rope = self.spec, self._rope[0]
         made = self.project(x)
         q, rows_NC = made.split((made.shape[1] - self.row_width, self.row_width), dim=1)
@@ -144,7 +153,7 @@ class LatentAttention(ModelPart):
         q_nope, q_turned = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=2)
         latent_rope = LatentRope(positions_N, rope.cos, rope.sin, self.latent_norm, NORM_EPS, spec.interleaved)
         inputs = LatentInput(q_nope, q_turned, rows_NC, latent_rope, self.expansion)
-        return self.shard.sum(self.o(mix(self.layer, inputs).flatten(1)))
+        return mix(self.layer, inputs).flatten(1)
 
     def _normed(self, q: torch.Tensor, weight: torch.Tensor, ops: Ops) -> Rows:
         assert self.q is not None

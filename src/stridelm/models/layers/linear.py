@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stridelm.kernels.ops import Ops
+from stridelm.kernels.ops import Ops, Parts
 from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInTurn, StoredExperts, chosen_experts
 from stridelm.models.layers.products import PackedProduct, Product, chosen
@@ -192,6 +192,13 @@ class Linear(Storable):
     def forward(self, x: Rows) -> torch.Tensor:
         own = self._parameters  # skips nn.Module's attribute lookup, which takes as long as a small launch
         return self.product(x, *[own[name] for name in self._names])
+
+    def parts(self, x: Rows) -> torch.Tensor | Parts:
+        """The product, or Parts whose sum it is, if that is faster for whoever adds it to the stream."""
+        in_parts = getattr(self.product, "parts", None)
+        own = self._parameters
+        found = None if in_parts is None else in_parts(x, *[own[name] for name in self._names])
+        return self(x) if found is None else found
 
     def gated(self, x: Rows, ops: Ops, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
         """`ops.gate` of the product, [N, out / 2], or [N, out] if `up` is given, fused into one kernel if there is

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stridelm.kernels.ops import ACTIVATIONS, Ops
+from stridelm.kernels.ops import ACTIVATIONS, Ops, Parts
 from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.block import Site, check_sizes
 from stridelm.models.layers.linear import Linear
@@ -61,10 +61,16 @@ class GatedMLP(ModelPart):
     def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         return self.shard.sum(self.share(x, ops))
 
+    def parts(self, x: Rows, ops: Ops) -> torch.Tensor | Parts:
+        """The same, or its Parts, unless ranks have shares of it."""
+        return self.down.parts(self._inner_rows(x, ops)) if self.shard.world == 1 else self(x, ops)
+
     def share(self, x: Rows, ops: Ops) -> torch.Tensor:
         """This rank's summand."""
-        down = self.down
-        return down(self.gate_up.gated_rows(x, ops, self.activation, down.row_form))
+        return self.down(self._inner_rows(x, ops))
+
+    def _inner_rows(self, x: Rows, ops: Ops) -> Rows:
+        return self.gate_up.gated_rows(x, ops, self.activation, self.down.row_form)
 
     def fill_up(self, multiple: int) -> None:
         """Give it further inner features, up to a multiple of so many, of dense weights: zeros, which add nothing."""

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels.ops import Parts
+
 if TYPE_CHECKING:
     from stridelm.kernels.host.product import FewRows
 
@@ -44,6 +46,7 @@ multiplies if that is given, where that method returns True because it is at lea
 
 One with a `row_form`, which is a RowForm, also takes QuantisedRows of that form. One with a method `gated_rows` takes
 the same arguments by it where it fuses the gate, and after the activation a RowForm, in which it may return the result.
+One with a method `parts` takes the same arguments by it, and returns Parts whose sum is the product, or None.
 """
 Way = Callable[[torch.Tensor], Product]
 """Makes a product for a weight."""
@@ -114,8 +117,10 @@ def _widened(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch
 class InOrderProduct:
     """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py)."""
 
-    def __init__(self, deterministic: bool) -> None:
-        self.deterministic = deterministic
+    def __init__(self, deterministic: bool, ones: torch.Tensor | None = None) -> None:
+        """ones: the weights of the parts in which sums may be left (`ones_of_halves`); None: they are not."""
+        assert ones is None or not deterministic
+        self.deterministic, self.ones = deterministic, ones
 
     def is_ours(self, x: torch.Tensor, gated: bool) -> bool:
         """Whether our kernel is at least as fast as the library's, so that it runs even without `deterministic`."""
@@ -142,6 +147,21 @@ class InOrderProduct:
         if self.deterministic and x.shape[0] and not library_agrees(x, weight, bias):
             return product(x, weight, bias)
         return F.linear(x, weight, bias)
+
+    def parts(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
+        """The same in parts that whoever reads it adds up, where that is faster."""
+        from stridelm.kernels.sums_in_parts import halves, pays_in_halves
+
+        if self.ones is None or bias is not None or not pays_in_halves(x.shape[0], weight):
+            return None
+        return Parts(halves(x, weight), self.ones[: x.shape[0]])
+
+
+def ones_of_halves(device: torch.device) -> torch.Tensor:
+    from stridelm.kernels.products import FEW_ROWS
+    from stridelm.kernels.sums_in_parts import HALVES
+
+    return torch.ones(FEW_ROWS, HALVES, device=device)
 
 
 class PackedProduct:
@@ -263,7 +283,7 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
             product.few = few_rows(way, product, weight.shape, biased)
         return product
     if runs_in_order(weight):
-        return InOrderProduct(deterministic)
+        return InOrderProduct(deterministic, None if deterministic else ones_of_halves(weight.device))
     return tiled_product if deterministic else F.linear
 
 
@@ -274,7 +294,7 @@ def chosen_wide(weight: torch.Tensor, *, deterministic: bool) -> Product:
 
         return scores
     if runs_in_order(weight):
-        from stridelm.kernels.router_scores import scores as scores_in_order
+        from stridelm.kernels.sums_in_parts import scores as scores_in_order
 
         return scores_in_order
     return wide_tiled_product if deterministic else wide_product

@@ -1,0 +1,120 @@
+"""Products on a GPU whose sums are left in parts, for whoever reads them to add, first to last.
+
+A product of few outputs has few programs, each of which reads its weights one block of inputs after another, and so
+few cannot use all of a card's bandwidth. Parts of a sum are taken by different programs.
+
+- A router's scores, which are not rounded to 16 bits: two programs would read all weights for a row. The parts follow
+  from the width alone, and so do a row's bits; they are added where the row chooses (triton_router.py).
+- What a layer adds to the stream, for few rows where equal bits are not promised: other products add a row's terms
+  first to last. The parts are added by the norm that comes next (triton_norms.py).
+
+Legend: N rows, I inputs, O outputs, P parts of a sum; in the kernel B outputs of a tile, R rows of a tile, K inputs of
+a block.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
+from stridelm.kernels.processors import multiprocessors
+from stridelm.kernels.products import FEW_ROWS, described, tile_height
+
+PART_INPUTS = 256
+"""The fewest inputs of a part, whose number is a multiple of this; this is a multiple of every block's."""
+MAX_PARTS = 8
+"""Of a score."""
+OUTPUTS = 64
+"""Of a tile."""
+BLOCKS = {16: 256, 32: 256, 64: 128, 128: 64}
+"""Inputs of a block, by rows of a tile."""
+
+
+HALVES = 2
+"""Parts of what is added to the stream. Four are faster by another 2% for 2,048 outputs, and slower for 4,096."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _parts_kernel(
+    x,
+    weight,
+    y,
+    rows,
+    inputs,
+    each,
+    WIDTH: tl.constexpr,
+    B: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    GIVES_WAY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (tiles of outputs, tiles of rows, P). each: inputs of a part. WIDTH: O."""
+    if GIVES_WAY:
+        give_way(rows, DEPENDENT)
+    wait_for_inputs(DEPENDENT)
+    first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    sum_BR = tl.zeros([B, R], tl.float32)
+    for k in range(part * each, tl.minimum((part + 1) * each, inputs), K):
+        sum_BR = tl.dot(weight.load([first, k]), x.load([first_row, k]).T, sum_BR)
+    output_B = first + tl.arange(0, B)
+    row_R = first_row + tl.arange(0, R)
+    at_BR = y + (row_R.to(tl.int64)[None, :] * parts + part) * WIDTH + output_B[:, None]
+    tl.store(at_BR, sum_BR, mask=(output_B < WIDTH)[:, None] & (row_R < rows)[None, :])
+
+
+def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Tensor:
+    """[N, P, O]: a router's, as `Ops.route` takes them. Needs `can_multiply(weight)`, and x of its dtype."""
+    each = _each(x_NI.shape[1], MAX_PARTS)
+    return _in_parts(x_NI, weight_OI, each, gives_way=True)
+
+
+def halves(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """[N, HALVES, O]: what a layer adds to the stream. Needs `pays_in_halves`, and what `scores` needs."""
+    return _in_parts(x_NI, weight_OI, _each(x_NI.shape[1], HALVES), gives_way=False)
+
+
+def pays_in_halves(rows: int, weight_OI: torch.Tensor) -> bool:
+    """Whether a product with so many rows is faster in two parts, which the next norm adds up: on an H200 those of up
+    to 4,096 outputs, by 6% to 25% with that norm."""
+    outputs, inputs = weight_OI.shape
+    tiles = triton.cdiv(outputs, OUTPUTS)
+    return 0 < rows <= FEW_ROWS and HALVES * tiles <= multiprocessors(weight_OI.device) and inputs >= 4 * PART_INPUTS
+
+
+def _each(inputs: int, parts: int) -> int:
+    return triton.cdiv(inputs, parts * PART_INPUTS) * PART_INPUTS
+
+
+def _in_parts(x_NI: torch.Tensor, weight_OI: torch.Tensor, each: int, *, gives_way: bool) -> torch.Tensor:
+    """[N, P, O]: x W^T in float32."""
+    (rows, inputs), outputs = x_NI.shape, weight_OI.shape[0]
+    parts = triton.cdiv(inputs, each)
+    y_NPO = x_NI.new_empty(rows, parts, outputs, dtype=torch.float32)
+    if rows == 0:
+        return y_NPO
+    height = tile_height(rows)
+    block = BLOCKS[height]
+    x_NI = x_NI.contiguous()
+    _parts_kernel[triton.cdiv(outputs, OUTPUTS), triton.cdiv(rows, height), parts](
+        TensorDescriptor(x_NI, [rows, inputs], [inputs, 1], [height, block]),
+        described(weight_OI, OUTPUTS, block),
+        y_NPO,
+        rows,
+        inputs,
+        each,
+        outputs,
+        OUTPUTS,
+        height,
+        block,
+        gives_way,
+        num_warps=4,
+        num_stages=4,
+        **dependent(x_NI.device),
+    )
+    return y_NPO
