@@ -79,15 +79,22 @@ def test_pairs_are_those_of_long_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize(("pair", "leaving"), [(1e4, {0, 24}), (0.0, set())])
+@pytest.mark.parametrize(
+    ("pair", "sizes", "leaving"), [(1e4, (16, 24), {0, 24}), (0.0, (16, 24), set()), (1e4, (24,), set())]
+)
 def test_long_chunks_leave(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, pair: float, leaving: set[int]
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    pair: float,
+    sizes: tuple[int, ...],
+    leaving: set[int],
 ) -> None:
     """A prompt in chunks of 24 rows, where pairs of rows and entries take long: not the ten rows at its end, and no
-    decode. None, where they do not. The output is that of the whole prompt at once."""
+    decode. None, where they do not, or where no captured pass is smaller. The output is that of the whole prompt at
+    once."""
     monkeypatch.setattr(TritonAttention, "device", None)  # it runs wherever its kernel does
     monkeypatch.setattr(TritonLatents, "lead", 17 / 32)  # 17 rows
-    monkeypatch.setattr(segments, "ROWS", (16, 24))
+    monkeypatch.setattr(segments, "ROWS", sizes)
     monkeypatch.setattr(segments, "SPANS", (2,))
     path = checkpoint("deepseek_v3", scale=3.0, v_head_dim=16)
     stand = Stand(path, "float32", options={"deterministic": False, "attention": "triton"})
