@@ -26,6 +26,7 @@ from support.checks.fp8 import (
     ExpertsCase,
     check_gated,
     check_given_rows,
+    check_parts_left_to_a_norm,
     check_product,
     check_quantised,
     check_quantised_gate,
@@ -105,6 +106,7 @@ def test_sums_in_parts(out: int, inputs: int, count: int) -> None:
     parts = parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device)
     assert parts > 1
     check_sums_in_parts(case, parts, repeats=200)
+    check_parts_left_to_a_norm(case)
 
 
 @by_form

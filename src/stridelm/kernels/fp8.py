@@ -81,9 +81,9 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows, parts of the sum). K: columns of one product. ACTIVATION: as in
-    products.py. A part is of `each` blocks, and `parts` has all rows of one part below those of another; the last
-    program of a tile adds them. TALL: the rows are the tall side of a tile. y_scales: if given, the result is rounded
-    to DTYPE and quantised, a tile's outputs of a row by one scale."""
+    products.py. A part is of `each` blocks, and `parts` has a row's parts one below the other; the last program of a
+    tile adds them, if there are `arrivals`. TALL: the rows are the tall side of a tile. y_scales: if given, the result
+    is rounded to DTYPE and quantised, a tile's outputs of a row by one scale."""
     wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
@@ -117,12 +117,13 @@ def _product_kernel(
     output_B = first + tl.arange(0, B)
     if PARTS > 1:
         exists_B = output_B < outputs
-        at_BR = parts + row_R[None, :] * outputs + output_B[:, None]
+        at_BR = parts + row_R[None, :] * PARTS * outputs + output_B[:, None]
         exists_BR = exists_B[:, None] & exists_R[None, :]
-        tl.store(at_BR + part * rows * outputs, sums, mask=exists_BR)
-        if is_last_of(arrivals, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), PARTS):
-            sums = sum_of_parts(at_BR, exists_BR, rows * outputs, PARTS)
-            store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
+        tl.store(at_BR + part * outputs, sums, mask=exists_BR)
+        if arrivals is not None:
+            if is_last_of(arrivals, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), PARTS):
+                sums = sum_of_parts(at_BR, exists_BR, outputs, PARTS)
+                store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
     elif y_scales is None:
         store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
     else:
@@ -179,6 +180,23 @@ def gated_product(
     return y
 
 
+def left_in_parts(
+    x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, parts: int | None = None
+) -> torch.Tensor | None:
+    """[N, P, O] float32: the parts of a fast product without bias, for whoever reads them to add, first to last; None
+    if it is not taken in parts. parts: P, if it is not for this to choose."""
+    (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device
+    tile = choose_tile(rows, outputs, False, device)
+    if parts is None:
+        tiles, blocks = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
+        parts, _ = _form(rows, tile.inputs > BLOCK, tiles, blocks, False, device)
+    if not rows or parts == 1:
+        return None
+    sums_NPO = scale.new_empty(rows, parts, outputs)
+    _launch(x_NI, weight_OI, scale, None, None, sums_NPO, None, tile, parts)
+    return sums_NPO
+
+
 def _launch(
     x_NI: Rows,
     weight_OI: torch.Tensor,
@@ -190,7 +208,8 @@ def _launch(
     tile: Tile | None,
     parts: int | None,
 ) -> None:
-    (rows, inputs), outputs, device = x_NI.shape, out.shape[1], scale.device
+    """out: where the result goes, or parts of it, [N, P, O] in float32, that are left as they are."""
+    (rows, inputs), outputs, device, is_left = x_NI.shape, out.shape[-1], scale.device, len(out.shape) == 3
     x = quantised(x_NI, form_of(scale))
     assert x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
     y, y_scales, each = destination(out, BLOCK)
@@ -204,7 +223,8 @@ def _launch(
     chosen, tall = (1, False) if arrivals is None else _form(rows, several, tiles, blocks, is_gated, device)
     parts = parts or chosen
     assert parts == 1 or not is_gated  # a gate is applied to whole sums
-    assert parts == 1 or (arrivals is not None and tiles * row_tiles <= len(arrivals))
+    assert parts == 1 or is_left or (arrivals is not None and tiles * row_tiles <= len(arrivals))
+    sums_NPO = y if is_left else None if parts == 1 else y.new_empty(rows, parts, outputs, dtype=torch.float32)
     _product_kernel[tiles, row_tiles, parts](
         x.q_NI if several else TensorDescriptor(x.q_NI, [rows, inputs], [inputs, 1], [tile.rows, BLOCK]),
         x.scales_SN,
@@ -213,7 +233,7 @@ def _launch(
         bias_O,
         y,
         y_scales,
-        None if parts == 1 else y.new_empty(parts, rows, outputs, dtype=torch.float32),
+        sums_NPO,
         None if parts == 1 else arrivals,
         rows,
         inputs,

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 
 from stridelm.kernels import plain_fp8
-from stridelm.kernels.fp8 import choose_tile, gated_product, no_arrivals, product
+from stridelm.kernels.fp8 import choose_tile, gated_product, left_in_parts, no_arrivals, product
 from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
+from stridelm.kernels.plain_fp8 import form_of
 from stridelm.kernels.products import Tile
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, dense_of
+from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.fitting import fill
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Product
+from stridelm.models.layers.products import ones_of_parts
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.loader import screaming
 from support.checkpoints.fp8 import BLOCK, SCALES, by_definition
@@ -187,20 +190,38 @@ def check_tiles(case: Case) -> None:
 
 def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
     """The parts of a sum, each as exact as a product of its own, are added first to last, whichever program is the last
-    one; the counts end at zero. case: by block, in float32, of so few rows that sums are taken in parts."""
+    one; the counts end at zero. Or they are left as they are. case: by block, in float32, of so few rows that sums are
+    taken in parts."""
     arrivals, (count, inputs) = no_arrivals(case.x.device), case.x.shape
     assert arrivals.numel() and not bool(arrivals.any())
     step = choose_tile(count, len(case.bias), False, case.x.device).inputs
     each = -(-inputs // (step * parts)) * step
     wanted = torch.zeros(count, len(case.bias), device=case.x.device)
-    for start in range(0, inputs, each):
+    left = left_in_parts(case.x, case.weight, case.scale)
+    assert left is not None and left.shape == (count, parts, len(case.bias))
+    for part, start in enumerate(range(0, inputs, each)):
         scale = case.scale[:, start // BLOCK : (start + each) // BLOCK].contiguous()
         weight = case.weight[:, start : start + each].contiguous()
-        wanted += product(case.x[:, start : start + each], weight, scale, None)
+        summed = product(case.x[:, start : start + each], weight, scale, None)
+        assert torch.equal(left[:, part], summed)
+        wanted += summed
     for bias in (None, case.bias) * repeats:
         got = product(case.x, case.weight, case.scale, bias, arrivals=arrivals)
         assert torch.equal(got, wanted if bias is None else wanted + bias)
         assert not bool(arrivals.any())
+
+
+def check_parts_left_to_a_norm(case: Case) -> None:
+    """Whoever adds the parts, the stream and its norm have the same bits. case: as above."""
+    device, ops = case.x.device, TritonOps()
+    run = FP8Product(form_of(case.scale), no_arrivals(device), False, ones_of_parts(device))
+    parts = run.parts(case.x, case.weight, case.scale, None)
+    assert parts is not None and run.parts(case.x, case.weight, case.scale, case.bias) is None
+    shapes = parts.parts_NKC[:, 0].shape, parts.parts_NKC.shape[2:]
+    stream, weight = (noise(5, *shape, dtype=case.x.dtype, device=str(device)) for shape in shapes)
+    got = ops.combine_norm(parts, stream, weight, 1e-6)
+    wanted = ops.add_norm(stream.clone(), run(case.x, case.weight, case.scale, None), weight, 1e-6)
+    assert all(map(torch.equal, got, wanted))
 
 
 class ExpertsCase:

@@ -27,6 +27,7 @@ from support.checks.fp8 import (
     ExpertsCase,
     check_gated,
     check_given_rows,
+    check_parts_left_to_a_norm,
     check_product,
     check_quantised,
     check_quantised_gate,
@@ -124,6 +125,7 @@ def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
     check_product(case, partial(product, arrivals=no_arrivals(case.x.device)))
     if form == "block":
         check_sums_in_parts(case, parts)
+        check_parts_left_to_a_norm(case)
 
 
 @INTERPRETED

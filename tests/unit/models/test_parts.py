@@ -15,7 +15,7 @@ from stridelm.models.layers.attention import Attention, HeadsSpec
 from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
 from stridelm.models.layers.linear import Linear
 from stridelm.models.layers.mlp import GatedMLPSpec
-from stridelm.models.layers.products import InOrderProduct, ones_of_halves
+from stridelm.models.layers.products import InOrderProduct, ones_of_parts
 from stridelm.models.layers.rope import Ropes, RopeSpec
 from support.checks.row_ops import noise
 from support.doubles.interpreter import INTERPRETED
@@ -83,7 +83,7 @@ def block_of(deterministic: bool, norms_after: bool) -> Block:
     block.mixer.rope.prepare("cpu")
     for seed, parameter in enumerate(block.parameters()):
         parameter.data.copy_(noise(seed, *parameter.shape, dtype=DTYPE, device="cpu") / parameter.shape[-1] ** 0.5)
-    ones = None if deterministic else ones_of_halves(torch.device("cpu"))
+    ones = None if deterministic else ones_of_parts(torch.device("cpu"))
     for linear in block.modules():
         if isinstance(linear, Linear):
             linear.product = InOrderProduct(deterministic, ones)

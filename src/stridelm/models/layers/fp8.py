@@ -15,12 +15,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from stridelm.kernels.ops import Parts
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, form_of, plain_product
 from stridelm.kernels.row_forms import RowForm, Rows
 from stridelm.models.layers.expert_products import ExpertProducts, StoredExperts
 from stridelm.models.layers.fp8_experts import FP8Experts, chosen_fp8_experts
 from stridelm.models.layers.linear import Linear, Stack, bias_of, bias_slots
-from stridelm.models.layers.products import Product, tiled_product
+from stridelm.models.layers.products import Product, ones_of_parts, tiled_product, with_ones
 from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
 
 CAPABILITY = (8, 9)
@@ -111,7 +112,8 @@ def chosen(
 
         if fp8.can_multiply(weight_OI, torch.bfloat16):
             arrivals = None if deterministic else fp8.no_arrivals(weight_OI.device)
-            return FP8Product(form_of(scale_QS), arrivals, fp8_library.can_multiply(weight_OI, scale_QS, bias_O))
+            ones = None if deterministic else ones_of_parts(weight_OI.device)
+            return FP8Product(form_of(scale_QS), arrivals, fp8_library.can_multiply(weight_OI, scale_QS, bias_O), ones)
     return partial(plain_product, by=tiled_product) if deterministic else plain_product
 
 
@@ -119,10 +121,12 @@ class FP8Product:
     """Our kernels (kernels/fp8.py), and for many rows the library's (kernels/fp8_library.py). Unless they are the fast
     ones, a row's bits do not depend on the rows beside it: then the library's run where they were seen to agree."""
 
-    def __init__(self, row_form: RowForm, arrivals: torch.Tensor | None, library: bool) -> None:
+    def __init__(
+        self, row_form: RowForm, arrivals: torch.Tensor | None, library: bool, ones: torch.Tensor | None = None
+    ) -> None:
         """arrivals: of the fast ones. Each layer has its own, since two layers may run on different streams. library:
-        whether it multiplies by this weight."""
-        self.row_form, self.arrivals, self.library = row_form, arrivals, library
+        whether it multiplies by this weight. ones: of `ones_of_parts`, if sums may be left in parts."""
+        self.row_form, self.arrivals, self.library, self.ones = row_form, arrivals, library, ones
 
     def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
@@ -149,6 +153,15 @@ class FP8Product:
             if fp8_library.agrees(x, weight, bias):
                 return fp8_library.multiply(x, weight, scale, bias, fp8_library.TRIED)
         return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals)
+
+    def parts(self, x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
+        """The product in parts that whoever reads it adds up, where that is faster."""
+        from stridelm.kernels.fp8 import left_in_parts
+
+        if self.ones is None or bias is not None or x.dtype == torch.float64:
+            return None
+        sums_NPO = left_in_parts(x, weight, scale)
+        return None if sums_NPO is None else with_ones(sums_NPO, self.ones)
 
     def gated_rows(
         self,

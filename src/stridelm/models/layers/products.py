@@ -36,6 +36,8 @@ PIECES = (256, 64, 32, 16)
 """Heights of pieces, the fastest first."""
 TRIED_ROWS = (*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 191, 255, 256, 257, 333, 1000)
 """Numbers of rows at which a product is tried."""
+MAX_PARTS = 64 * 8
+"""Maximum rows whose sums are left in parts, times parts of a sum."""
 MAX_TRIED = 1 << 25
 """Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
 
@@ -118,7 +120,7 @@ class InOrderProduct:
     """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py)."""
 
     def __init__(self, deterministic: bool, ones: torch.Tensor | None = None) -> None:
-        """ones: the weights of the parts in which sums may be left (`ones_of_halves`); None: they are not."""
+        """ones: of `ones_of_parts`, if sums may be left in parts."""
         assert ones is None or not deterministic
         self.deterministic, self.ones = deterministic, ones
 
@@ -154,14 +156,18 @@ class InOrderProduct:
 
         if self.ones is None or bias is not None or not pays_in_halves(x.shape[0], weight):
             return None
-        return Parts(halves(x, weight), self.ones[: x.shape[0]])
+        return with_ones(halves(x, weight), self.ones)
 
 
-def ones_of_halves(device: torch.device) -> torch.Tensor:
-    from stridelm.kernels.products import FEW_ROWS
-    from stridelm.kernels.sums_in_parts import HALVES
+def ones_of_parts(device: torch.device) -> torch.Tensor:
+    """Weights of the parts in which sums of few rows are left."""
+    return torch.ones(MAX_PARTS, device=device)
 
-    return torch.ones(FEW_ROWS, HALVES, device=device)
+
+def with_ones(sums_NPO: torch.Tensor, ones: torch.Tensor) -> Parts:
+    """Parts whose sum is that of `sums`."""
+    rows, parts, _ = sums_NPO.shape
+    return Parts(sums_NPO, ones[: rows * parts].view(rows, parts))
 
 
 class PackedProduct:
@@ -283,7 +289,7 @@ def chosen(weight: torch.Tensor, biased: bool, *, deterministic: bool) -> Produc
             product.few = few_rows(way, product, weight.shape, biased)
         return product
     if runs_in_order(weight):
-        return InOrderProduct(deterministic, None if deterministic else ones_of_halves(weight.device))
+        return InOrderProduct(deterministic, None if deterministic else ones_of_parts(weight.device))
     return tiled_product if deterministic else F.linear
 
 
