@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="triton is not installed")
+
 from stridelm.kernels.ops import Ops, Parts
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.sums_in_parts import HALVES, halves, pays_in_halves
@@ -49,13 +51,13 @@ def test_where_halves_pay() -> None:
 
 @INTERPRETED
 @pytest.mark.parametrize("ops", [PlainOps(), TritonOps()], ids=["plain", "triton"])
-@pytest.mark.parametrize("norms_after", [False, True])
-def test_a_block_leaves_them_to_the_next_norm(ops: Ops, norms_after: bool) -> None:
-    """What attention and the MLP add to the stream is left in parts, unless a norm of it comes first, and a promise of
-    equal bits leaves none. The sum is the same but for rounding."""
+@pytest.mark.parametrize(("norms_after", "settles"), [(False, False), (True, False), (False, True)])
+def test_a_block_leaves_them_to_the_next_norm(ops: Ops, norms_after: bool, settles: bool) -> None:
+    """What attention and the MLP add to the stream is left in parts, unless a norm of it comes first; not by the MLP if
+    none comes later. A promise of equal bits leaves none. The sum is the same but for rounding."""
     x, found = noise(5, 6, WIDTH, dtype=DTYPE, device="cpu"), {}
     for deterministic in (True, False):
-        block, added = block_of(deterministic, norms_after), []
+        block, added = block_of(deterministic, norms_after, settles), []
         stream = Stream(x.clone(), ops, 1e-6)
         add = stream.add
 
@@ -68,17 +70,19 @@ def test_a_block_leaves_them_to_the_next_norm(ops: Ops, norms_after: bool) -> No
             block(stream, torch.arange(6), lambda layer, inputs: inputs.qkv_NXD[:, :8])
         settled = stream.settle()
         assert settled.dtype == DTYPE
-        assert added == [not (deterministic or norms_after)] * 4
+        leaves = not (deterministic or norms_after)
+        assert added == [leaves, leaves and not settles] * 2
         found[deterministic] = settled
     torch.testing.assert_close(found[False], found[True], rtol=4e-3, atol=4e-3)
     assert norms_after or not torch.equal(found[False], x)
 
 
-def block_of(deterministic: bool, norms_after: bool) -> Block:
+def block_of(deterministic: bool, norms_after: bool, settles: bool) -> Block:
     """A block on a CPU whose products are those of a GPU: the heads' values and the MLP's inner rows are 1,024 wide."""
     mixer = HeadsSpec(num_heads=8, num_kv_heads=2, head_dim=128, rope=RopeSpec(128, 10000.0))
     spec = LayerSpec(mixer, GatedMLPSpec(intermediate_size=1024))
-    block = Block(replace(spec, norms_after=norms_after), Site(0, WIDTH, 1e-6, Ropes(1))).to(DTYPE)
+    site = Site(0, WIDTH, 1e-6, Ropes(1))
+    block = Block(replace(spec, norms_after=norms_after), site, settles=settles).to(DTYPE)
     assert isinstance(block.mixer, Attention)
     block.mixer.rope.prepare("cpu")
     for seed, parameter in enumerate(block.parameters()):

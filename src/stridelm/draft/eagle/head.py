@@ -40,7 +40,7 @@ class EagleHead(DraftHead):
         self._target = (target,)  # in a tuple, so that its parameters do not count as this module's
         self._ropes = Ropes(target.ropes.length)
         site = Site(0, spec.hidden_size, spec.norm_eps, self._ropes, reads)
-        self.block = Block(spec.layers[0], site, normed=False)
+        self.block = Block(spec.layers[0], site, normed=False, settles=True)
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size) if own_embedding else None
 
     def prepare(self, device: torch.device) -> None:

@@ -98,7 +98,7 @@ class MLPSpec(Protocol):
 
     def build(self, site: Site) -> ModelPart:
         """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]. A
-        module that sums parts may also have `parts`, which takes (x, ops) and returns the same or its `Parts`, whose
+        module that sums parts may also have `parts`, which takes the same and returns the same or its `Parts`, whose
         sum is then left to the operation that adds it to the stream. x may be of the part's `row_form`."""
         ...
 
@@ -272,10 +272,11 @@ class Block(ModelPart):
 
     keeps_bits: ClassVar[bool] = True
 
-    def __init__(self, spec: LayerSpec, site: Site, *, normed: bool = True) -> None:
-        """normed: whether there is a norm before the mixer; without one, the caller passes the mixer's input."""
+    def __init__(self, spec: LayerSpec, site: Site, *, normed: bool = True, settles: bool = False) -> None:
+        """normed: whether there is a norm before the mixer; without one, the caller passes the mixer's input. settles:
+        whether the stream is read as it is after the block, and not its norm."""
         super().__init__()
-        self.spec, self.layer = spec, site.layer
+        self.spec, self.layer, self.settles = spec, site.layer, settles
         self.mixer_norm = nn.Parameter(torch.empty(site.width)) if normed else None
         self.mixer = spec.mixer.build(site)
         self.mlp_norm = nn.Parameter(torch.empty(site.width))
@@ -288,7 +289,7 @@ class Block(ModelPart):
         self.compiled: CompiledBlocks | None = None
 
     def _parts_of(self, part: ModelPart) -> Callable[..., torch.Tensor | Parts]:
-        """The part's forward, or its `parts` if what it returns is added as it is."""
+        """The part's forward, or its `parts` if a norm comes after what it returns is added, and none before."""
         return part if self.spec.norms_after else getattr(part, "parts", part)
 
     def forward(
@@ -321,7 +322,8 @@ class Block(ModelPart):
         del mixed_NH
         read_NC = stream.norm_for(self.mlp_norm, self.mlp)  # the same name, which frees the mixer's input
         beside = (stream.x,) if self.spec.mlp.reads_stream else ()
-        stream.add(self._parts_of(self.mlp)(read_NC, stream.ops, *beside), self.after_mlp)
+        mlp = self.mlp if self.settles else self._parts_of(self.mlp)
+        stream.add(mlp(read_NC, stream.ops, *beside), self.after_mlp)
         if self.input is not None:
             assert stream.given is not None
             stream.add(self.input(stream.settle(), stream.given[:, self.layer], stream.ops), self.input.norm)
