@@ -100,7 +100,7 @@ def test_traffic_captures_and_compiles_nothing(
 def test_steps_that_leave_their_captured_pass_compile_nothing(
     checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, all that could expand latents do, if they have more rows than the smallest captured pass."""
+    """Here, all that could expand latents do, if they have as many rows as the smallest captured pass."""
     monkeypatch.setattr(segments, "CLEARLY", 0.0)
     left, decide = [0], PassTimes.is_faster_launched
 

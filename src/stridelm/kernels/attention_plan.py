@@ -26,7 +26,7 @@ MIN_KEYS_BUSY = 1024
 bandwidth and must gain more than merging costs."""
 MERGING, MERGING_WIDE = 20, 2
 """How many keys a program reads in the time in which one split more is merged; of wide heads, whose keys take longer.
-Measured on H200s over 512, 2,048 and 8,192 keys."""
+Measured over 512, 2,048 and 8,192 keys: of heads of 128 and 64 on H200s, of latents on an H100."""
 SHARING = 2
 """Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
 waits for another to end costs more than sharing gains."""
@@ -204,7 +204,8 @@ class HeadStack(Stack):
 
     def _shared(self, shape: Shape) -> int:
         """Bytes of shared memory in which a program keeps its queries and the blocks being loaded, and through which it
-        passes weights to the smaller matrix instructions."""
+        passes weights to the smaller matrix instructions. Without tails: spans that have them have many rows, and so
+        queries for which blocks are not long, unless heads are narrow (`ExpandingLatents.least_rows`)."""
         elements = (shape.queries + shape.stages * 2 * shape.keys) * padded(self.dim)
         if shape.queries < 64:
             elements += shape.queries * shape.keys

@@ -180,16 +180,13 @@ def gated_product(
     return y
 
 
-def left_in_parts(
-    x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, parts: int | None = None
-) -> torch.Tensor | None:
+def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor) -> torch.Tensor | None:
     """[N, P, O] float32: the parts of a fast product without bias, for whoever reads them to add, first to last; None
-    if it is not taken in parts. parts: P, if it is not for this to choose."""
+    if it is not taken in parts."""
     (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device
     tile = choose_tile(rows, outputs, False, device)
-    if parts is None:
-        tiles, blocks = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
-        parts, _ = _form(rows, tile.inputs > BLOCK, tiles, blocks, False, device)
+    tiles, blocks = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
+    parts, _ = _form(rows, tile.inputs > BLOCK, tiles, blocks, False, device)
     if not rows or parts == 1:
         return None
     sums_NPO = scale.new_empty(rows, parts, outputs)

@@ -19,5 +19,4 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of it that a program may have; on a CPU as on an H200."""
     if device.type != "cuda":
         return 227 << 10
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])

@@ -32,8 +32,6 @@ OUTPUTS = 64
 """Of a tile."""
 BLOCKS = {16: 256, 32: 256, 64: 128, 128: 64}
 """Inputs of a block, by rows of a tile."""
-
-
 HALVES = 2
 """Parts of what is added to the stream. Four are faster by another 2% for 2,048 outputs, and slower for 4,096."""
 

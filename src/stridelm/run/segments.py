@@ -183,8 +183,8 @@ class Segments:
         self._captured(*size, _no_rows(pages, page_size, self._max_length))
 
     def _is_faster_launched(self, segment: Segment, geometry: Geometry) -> bool:
-        # Steps of fewer rows than any capture has may need kernels that no capture has compiled.
-        if segment.times is None or geometry.positions.shape[0] <= ROWS[0]:
+        # With fewer rows than the smallest pass has, a step may need kernels that no capture has compiled.
+        if segment.times is None or geometry.positions.shape[0] < ROWS[0]:
             return False
         return segment.times.is_faster_launched(self._runner.attention.pairs(geometry, self._layers), self._host)
 

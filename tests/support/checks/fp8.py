@@ -211,16 +211,17 @@ def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
         assert not bool(arrivals.any())
 
 
-def check_parts_left_to_a_norm(case: Case) -> None:
-    """Whoever adds the parts, the stream and its norm have the same bits. case: as above."""
-    device, ops = case.x.device, TritonOps()
+def check_parts_left_to_a_norm(case: Case, dtype: torch.dtype) -> None:
+    """Whoever adds the parts, the stream and its norm have the same bits. case: of so few rows that sums are taken in
+    parts, here in this dtype."""
+    device, ops, x = case.x.device, TritonOps(), case.x.to(dtype)
     run = FP8Product(form_of(case.scale), no_arrivals(device), False, ones_of_parts(device))
-    parts = run.parts(case.x, case.weight, case.scale, None)
-    assert parts is not None and run.parts(case.x, case.weight, case.scale, case.bias) is None
+    parts = run.parts(x, case.weight, case.scale, None)
+    assert parts is not None and run.parts(x, case.weight, case.scale, case.bias) is None
     shapes = parts.parts_NKC[:, 0].shape, parts.parts_NKC.shape[2:]
-    stream, weight = (noise(5, *shape, dtype=case.x.dtype, device=str(device)) for shape in shapes)
+    stream, weight = (noise(5, *shape, dtype=dtype, device=str(device)) for shape in shapes)
     got = ops.combine_norm(parts, stream, weight, 1e-6)
-    wanted = ops.add_norm(stream.clone(), run(case.x, case.weight, case.scale, None), weight, 1e-6)
+    wanted = ops.add_norm(stream.clone(), run(x, case.weight, case.scale, None), weight, 1e-6)
     assert all(map(torch.equal, got, wanted))
 
 

@@ -14,7 +14,7 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from stridelm.kernels.fp8 import gated_product, no_arrivals, product
+from stridelm.kernels.fp8 import gated_product, left_in_parts, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
 from stridelm.kernels.products import Tile
 from support.checks.before_waiting import known_of
@@ -62,6 +62,9 @@ def main() -> None:
                 product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
                 if activation is not None:
                     gated_product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
+        for rows in (1, 40):
+            scale = empty(16, 32, eight=False) if by_block else empty(2048, 1, eight=False)
+            left_in_parts(torch.empty(rows, 4096, dtype=torch.bfloat16), empty(2048, 4096), scale)
         for tile in SEVERAL:
             scale = empty(32, 32, eight=False) if by_block else empty(4096, 1, eight=False)
             x, arrivals = torch.empty(tile.rows, 4096, dtype=torch.bfloat16), no_arrivals(torch.device("cpu"))

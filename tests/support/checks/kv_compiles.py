@@ -59,6 +59,13 @@ def ends(stack: attention_plan.Stack, device: torch.device) -> list[tuple[int, a
     return [*found[:2], *found[-2:]]
 
 
+def longest(stack: attention_plan.Stack, device: torch.device) -> list[tuple[int, attention_plan.Shape, int]]:
+    """The forms with the longest blocks."""
+    found = list(attention_plan.forms(stack, device))
+    most = max(shape.keys for _, shape, _ in found)
+    return [each for each in found if each[1].keys == most]
+
+
 def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> None:
     kind = TritonLatents if isinstance(state, LatentKV) else TritonHeads
     CASE.update(kind=kind.__name__, deterministic=deterministic)
@@ -91,6 +98,10 @@ def main() -> None:
                 compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)
         for dtype in (torch.float16, torch.float32):
             compile_all(STATES[0].in_eight_bits(1.0, 1.0), dtype, False)
+    CASE["long"] = True
+    with card, patch.object(paged_step, "forms", longest):
+        for state in (HeadsKV.of(32, 8, 128), HeadsKV.of(32, 4, 128, window=100)):
+            TritonHeads.warm_up(state, torch.bfloat16, False, 16, CPU)
     print(json.dumps(FOUND))
 
 

@@ -44,8 +44,15 @@ static c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &gua
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
+class Utils:
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 << 10}
+
+
 class Driver:
     """Triton's, as far as it is needed to compile."""
+
+    utils = Utils()
 
     def get_current_device(self) -> int:
         return 0

@@ -169,10 +169,11 @@ def test_no_rows() -> None:
 
 def test_rows_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 the sum of a row's parts and the norm after it fit into a program's registers, and so
-    do all experts that a row compares."""
+    do all experts that a row compares, and parts of a product."""
     kernels = compiled("row_compiles", tmp_path)
     norms, routers = ["_norm_kernel", "_join_norms_kernel", "_combine_norm_kernel"], ["_parts_kernel", "_route_kernel"]
-    assert [kernel["name"] for kernel in kernels] == [*norms * 3, *routers * 3, "_spread_kernel"]
+    parts = ["_parts_kernel", "_parts_kernel", "_combine_norm_kernel"]
+    assert [kernel["name"] for kernel in kernels] == [*norms * 3, *routers * 3, *parts, "_spread_kernel"]
     assert not any(kernel["stack"] for kernel in kernels)
 
 

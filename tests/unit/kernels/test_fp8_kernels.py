@@ -114,8 +114,9 @@ def test_tiles(outs: tuple[int, ...], form: str) -> None:
 
 @INTERPRETED
 @by_form
-@pytest.mark.parametrize("inputs", [1024, 2064])
-@pytest.mark.parametrize(("count", "out"), [(1, 96), (20, 130)])
+@pytest.mark.parametrize(
+    ("count", "out", "inputs"), [(1, 96, 1024), (1, 96, 2064), (20, 130, 1024), (20, 130, 2064), (40, 130, 2064)]
+)
 def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
     """Whole parts, and a last one that ends within a block; the bias is added once. By the program of a tile that comes
     last, which leaves nothing to the next product."""
@@ -125,7 +126,8 @@ def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
     check_product(case, partial(product, arrivals=no_arrivals(case.x.device)))
     if form == "block":
         check_sums_in_parts(case, parts)
-        check_parts_left_to_a_norm(case)
+    for dtype in (torch.float32, torch.float16):
+        check_parts_left_to_a_norm(case, dtype)
 
 
 @INTERPRETED
@@ -212,7 +214,7 @@ def test_the_tensor_cores_multiply(tmp_path: Path) -> None:
     """For compute capability 9.0 all products compile to instructions on e4m3, and no register is spilt."""
     kernels = compiled("fp8_compiles", tmp_path)
     products = [kernel for kernel in kernels if kernel["name"] == "_product_kernel"]
-    assert len(products) == 42 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
+    assert len(products) == 46 and all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     assert all(kernel["instructions"] and not kernel["others"] for kernel in products)
     assert not any(kernel["stack"] for kernel in kernels)
 

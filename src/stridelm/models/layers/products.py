@@ -5,7 +5,8 @@ A library product picks its kernel by the number of rows, and another kernel may
 
 - plain: the library's, whose bits may change with the row count;
 - in order: on a GPU in 16-bit precision, our kernel for few rows, where it is at least as fast, and the library's for
-  many; if equal bits are promised, the library's only for shapes at which it was seen to agree;
+  many; what is added to the stream in two parts, if the product has few rows and outputs and equal bits are not
+  promised; if equal bits are promised, the library's only for shapes at which it was seen to agree;
 - packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
   call on few rows. Whether a row's bits depend on the number of rows depends on the CPU: with AVX512-BF16 they were
   seen not to, with AMX they do for some shapes, but not within a few dozen rows. So if equal bits are promised, each
@@ -36,8 +37,6 @@ PIECES = (256, 64, 32, 16)
 """Heights of pieces, the fastest first."""
 TRIED_ROWS = (*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 191, 255, 256, 257, 333, 1000)
 """Numbers of rows at which a product is tried."""
-MAX_PARTS = 64 * 8
-"""Maximum rows whose sums are left in parts, times parts of a sum."""
 MAX_TRIED = 1 << 25
 """Maximum size of a trial's result: a head over a large vocabulary is never run on that many rows at once."""
 
@@ -117,7 +116,8 @@ def _widened(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 class InOrderProduct:
-    """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py)."""
+    """A 16-bit product on a GPU that always adds a row's terms in the same order (kernels/products.py), unless its sums
+    are left in parts."""
 
     def __init__(self, deterministic: bool, ones: torch.Tensor | None = None) -> None:
         """ones: of `ones_of_parts`, if sums may be left in parts."""
@@ -151,7 +151,7 @@ class InOrderProduct:
         return F.linear(x, weight, bias)
 
     def parts(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
-        """The same in parts that whoever reads it adds up, where that is faster."""
+        """The same for [N, I] in parts [N, P, O] that whoever reads them adds up, where that is faster."""
         from stridelm.kernels.sums_in_parts import halves, pays_in_halves
 
         if self.ones is None or bias is not None or not pays_in_halves(x.shape[0], weight):
@@ -161,7 +161,9 @@ class InOrderProduct:
 
 def ones_of_parts(device: torch.device) -> torch.Tensor:
     """Weights of the parts in which sums of few rows are left."""
-    return torch.ones(MAX_PARTS, device=device)
+    from stridelm.kernels import fp8
+
+    return torch.ones(fp8.FEW_ROWS * fp8.MOST_PARTS, device=device)
 
 
 def with_ones(sums_NPO: torch.Tensor, ones: torch.Tensor) -> Parts:
