@@ -52,6 +52,9 @@ fp8, products with weights in eight bits, scales by block, shapes of Llama-3.1-8
             the time of both, and its share of the given bandwidth.
   experts   all launches of a mixture's products but the router's, beside those of `experts` in bfloat16.
 
+parts, products that a layer adds to the stream, each with the norm that comes next, in microseconds: whole and with
+sums that are left in parts, in bfloat16 and in eight bits.
+
 fp8_steps, the dense products of the 8B at 1 to 64 rows, for reading old and new ways side by side: with the rows'
 quantisation in a launch of its own, with rows that norms and gates have quantised, and these with other tiles (outputs,
 rows, inputs, warps, stages) and parts of sums: products of one block, two and four at once. Tiles that do not give the
@@ -86,6 +89,7 @@ from fp8_kernels import fp8, fp8_expert_tiles, fp8_many, fp8_steps, fp8_tiles
 from gemma_kernels import gemma
 from kernel_sections import Section, Settings
 from latent_kernels import latent, latent_eight_bits, latent_few, latent_shapes, latent_ways
+from parts_kernels import parts
 from rich.console import Console
 
 from stridelm.bench.results import append_result
@@ -102,6 +106,7 @@ GROUPS: dict[str, Callable[[Settings], Section]] = {
     "latent_few": latent_few,
     "latent_ways": latent_ways,
     "fp8": fp8,
+    "parts": parts,
     "shapes": shapes,
     "expert_tiles": expert_tiles,
     "latent_shapes": latent_shapes,
