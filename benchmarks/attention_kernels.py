@@ -261,7 +261,10 @@ def shapes(settings: Settings) -> Section:
     pool = AttentionPool(2048 * 64 * 9 // 8)
     found = [
         trial
-        for batch, context in ((1, 2048), (16, 512), (16, 2048), (64, 512), (64, 2048), (256, 512))
+        for batch, context in (
+            *((1, 2048), (6, 2048), (10, 2048), (12, 8192), (16, 512), (16, 2048)),
+            *((20, 2048), (24, 8192), (64, 512), (64, 2048), (256, 512)),
+        )
         for rows in (1, 4, 8, 16)
         for trial in tried(
             f"{rows} rows x {batch} behind {context}", forms(rows), partial(pool.decode, batch, context, rows, False)
@@ -280,7 +283,7 @@ def forms(rows: int) -> list[dict[str, Any]]:
     found = []
     for height in sorted({least, max(least, 64)}):
         warps = (4,) if height < 64 else (4, 8)
-        for keys, warp, stages, programs in itertools.product((32, 64, 128), warps, (2, 3), (1, 2, 3, 4)):
+        for keys, warp, stages, programs in itertools.product((32, 64, 128), warps, (2, 3), (1, 2, 3, 4, 6, 8)):
             if height * keys <= 128 * 64:
                 found.append({"shape": Shape(height, keys, warp, stages), "programs": programs})
     return found

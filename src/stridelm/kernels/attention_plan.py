@@ -21,15 +21,16 @@ MIN_KEYS = 32
 """In other modes, about the fewest keys worth a program of their own while processors are idle."""
 TALL, MIN_KEYS_TALL = 64, 256
 """Query vectors of a tile from which on a split takes long to merge, and the same for such a tile."""
-MIN_KEYS_BUSY = 1024
+MIN_KEYS_BUSY = 512
 """The same if one program per tile already keeps half of the processors busy: additional programs share their memory
 bandwidth and must gain more than merging costs."""
 MERGING, MERGING_WIDE = 20, 2
 """How many keys a program reads in the time in which one split more is merged; of wide heads, whose keys take longer.
 Measured over 512, 2,048 and 8,192 keys: of heads of 128 and 64 on H200s, of latents on an H100."""
-SHARING = 2
-"""Maximum programs per multiprocessor among which the keys of tiles are divided. All of them must run at once: one that
-waits for another to end costs more than sharing gains."""
+SHARING = 2.5
+"""Maximum programs per multiprocessor among which the keys of tiles are divided, on average. All of them must run at
+once: one that waits for another to end costs more than sharing gains. (Three were as fast over one row of a request,
+and slower over four.)"""
 FILLED = 0.75
 """The share of the programs that run at once which long blocks of keys must keep busy: fewer programs of them then do
 more than more of short blocks."""
@@ -199,15 +200,17 @@ class HeadStack(Stack):
         return wide if self._shared(wide) <= shared_memory(device) else None
 
     def resident(self, shape: Shape) -> int:
-        """Shared memory is the limit."""
-        return max(1, SHARED_MEMORY // (self._shared(shape) + RESERVED))
+        """Shared memory is the limit, or registers."""
+        by_registers = 4 if shape.queries <= 16 else 3 if shape.warps == 4 else 1
+        return max(1, min(by_registers, SHARED_MEMORY // (self._shared(shape) + RESERVED)))
 
     def _shared(self, shape: Shape) -> int:
-        """Bytes of shared memory in which a program keeps its queries and the blocks being loaded, and through which it
-        passes weights to the smaller matrix instructions. Without tails: spans that have them have many rows, and so
-        queries for which blocks are not long, unless heads are narrow (`ExpandingLatents.least_rows`)."""
-        elements = (shape.queries + shape.stages * 2 * shape.keys) * padded(self.dim)
-        if shape.queries < 64:
+        """Bytes of shared memory in which a program keeps its queries and the blocks being loaded, of which the smaller
+        matrix instructions need one less, but pass weights through it. Without tails: spans that have them have many
+        rows, and so queries for which blocks are not long, unless heads are narrow (`ExpandingLatents.least_rows`)."""
+        is_small = shape.queries < 64
+        elements = (shape.queries + (shape.stages - is_small) * 2 * shape.keys) * padded(self.dim)
+        if is_small:
             elements += shape.queries * shape.keys
         return elements * self.dtype.itemsize
 
@@ -272,7 +275,7 @@ def make_plan(
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = tiles * stack.groups * rows_per_tile * stack.per_group * (stack.dim + 2)
     if programs is None:
-        programs = max(1, processors * _at_once(stack, shape) // groups)
+        programs = max(1, int(processors * _at_once(stack, shape)) // groups)
         if stack.deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, shares)
@@ -295,7 +298,7 @@ def _fitted(stack: Stack, rows_per_tile: int, groups: int, device: torch.device)
     shape, processors = stack.shape(rows_per_tile), multiprocessors(device)
     wide, narrow = stack.widened(shape, device), stack.narrowed(shape)
     if wide:
-        room = processors * _at_once(stack, wide)
+        room = int(processors * _at_once(stack, wide))
         if room // groups * groups >= FILLED * room:
             return wide
     if narrow and processors * stack.resident(shape) < groups <= processors * stack.resident(narrow):
@@ -303,7 +306,7 @@ def _fitted(stack: Stack, rows_per_tile: int, groups: int, device: torch.device)
     return shape
 
 
-def _at_once(stack: Stack, shape: Shape) -> int:
+def _at_once(stack: Stack, shape: Shape) -> float:
     """Programs of a multiprocessor among which keys are divided."""
     return min(SHARING, stack.resident(shape))
 

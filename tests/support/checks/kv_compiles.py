@@ -24,12 +24,16 @@ from stridelm.kernels import attention_plan
 from stridelm.kernels.ops import LatentRope, QKRope
 from stridelm.kernels.triton_rows import TritonOps
 from support.checks.before_waiting import known_of
-from support.doubles.absent_gpu import Driver, stack_bytes
+from support.doubles.absent_gpu import Driver, registers, stack_bytes
 
 FOUND: list[dict[str, Any]] = []
 CASE: dict[str, Any] = {}
 """What is compiled, of which all that is found says so."""
 STATES = (HeadsKV.of(32, 8, 128), LatentKV(FULL, None, 16, 512, 64, 0.07))
+PLANNED = HeadsKV.of(32, 8, 128), HeadsKV.of(32, 4, 128, window=100), HeadsKV.of(16, 16, 64), HeadsKV.of(8, 4, 256)
+"""Whose programs on a processor are compared with those that plans count on."""
+STACKS: list[attention_plan.Stack] = []
+"""Of what is compiled, if it is one of those."""
 ROWS, LENGTH = 3, 64
 CPU = torch.device("cpu")
 
@@ -49,21 +53,24 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
                 "stack": stack_bytes(made.asm["cubin"]),
             }
         )
+        if STACKS and kernel.__name__ == "attend":
+            FOUND[-1].update(_resident(made, options))
 
     return launch
+
+
+def _resident(made: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """How many programs run at once on a processor of Hopper, and how many plans count on."""
+    threads = 32 * options["num_warps"]
+    fit = min(65536 // (registers(made.asm["cubin"]) * threads), (228 << 10) // (made.metadata.shared + 1024))
+    shape = attention_plan.Shape(options["BLOCK_M"], options["BLOCK_B"], options["num_warps"], options["num_stages"])
+    return {"keys": shape.keys, "shared_keys": options["PARTIAL"], "fit": fit, "counted": STACKS[0].resident(shape)}
 
 
 def ends(stack: attention_plan.Stack, device: torch.device) -> list[tuple[int, attention_plan.Shape, int]]:
     """The forms of the lowest and of the highest tiles: the others are between them."""
     found = list(attention_plan.forms(stack, device))
     return [*found[:2], *found[-2:]]
-
-
-def longest(stack: attention_plan.Stack, device: torch.device) -> list[tuple[int, attention_plan.Shape, int]]:
-    """The forms with the longest blocks."""
-    found = list(attention_plan.forms(stack, device))
-    most = max(shape.keys for _, shape, _ in found)
-    return [each for each in found if each[1].keys == most]
 
 
 def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> None:
@@ -98,9 +105,9 @@ def main() -> None:
                 compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)
         for dtype in (torch.float16, torch.float32):
             compile_all(STATES[0].in_eight_bits(1.0, 1.0), dtype, False)
-    CASE["long"] = True
-    with card, patch.object(paged_step, "forms", longest):
-        for state in (HeadsKV.of(32, 8, 128), HeadsKV.of(32, 4, 128, window=100)):
+    with card:
+        for state in PLANNED:
+            CASE["planned"], STACKS[:] = True, [paged_step.stack_of(state, torch.bfloat16, False)]
             TritonHeads.warm_up(state, torch.bfloat16, False, 16, CPU)
     print(json.dumps(FOUND))
 

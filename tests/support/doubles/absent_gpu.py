@@ -66,11 +66,20 @@ class Driver:
 
 def stack_bytes(cubin: bytes) -> int:
     """Bytes of a thread's stack, which is where registers are spilled to."""
+    return _most(cubin, "STACK")
+
+
+def registers(cubin: bytes) -> int:
+    """Of a thread."""
+    return _most(cubin, "REG")
+
+
+def _most(cubin: bytes, what: str) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    return max(int(size) for size in re.findall(r"STACK:(\d+)", shown))
+    return max(int(size) for size in re.findall(rf"{what}:(\d+)", shown))
 
 
 def compile_guard(directory: Path) -> Path:
