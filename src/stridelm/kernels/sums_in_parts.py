@@ -79,7 +79,7 @@ def halves(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
 
 def pays_in_halves(rows: int, weight_OI: torch.Tensor) -> bool:
     """Whether a product with so many rows is faster in two parts, which the next norm adds up: on an H200 those of up
-    to 4,096 outputs, by 6% to 25% with that norm."""
+    to 4,096 outputs, by 2% to 27% with that norm."""
     outputs, inputs = weight_OI.shape
     tiles = triton.cdiv(outputs, OUTPUTS)
     return 0 < rows <= FEW_ROWS and HALVES * tiles <= multiprocessors(weight_OI.device) and inputs >= 4 * PART_INPUTS
