@@ -185,8 +185,7 @@ def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor) -> t
     if it is not taken in parts."""
     (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device
     tile = choose_tile(rows, outputs, False, device)
-    tiles, blocks = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK)
-    parts, _ = _form(rows, tile.inputs > BLOCK, tiles, blocks, False, device)
+    parts, _ = _form(rows, outputs, inputs, tile, False, device)
     if not rows or parts == 1:
         return None
     sums_NPO = scale.new_empty(rows, parts, outputs)
@@ -216,8 +215,7 @@ def _launch(
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, tile.inputs)
     row_tiles = triton.cdiv(rows, tile.rows)
     several = tile.inputs > BLOCK
-    blocks = triton.cdiv(inputs, BLOCK)
-    chosen, tall = (1, False) if arrivals is None else _form(rows, several, tiles, blocks, is_gated, device)
+    chosen, tall = (1, False) if arrivals is None else _form(rows, outputs, inputs, tile, is_gated, device)
     parts = parts or chosen
     assert parts == 1 or not is_gated  # a gate is applied to whole sums
     assert parts == 1 or is_left or (arrivals is not None and tiles * row_tiles <= len(arrivals))
@@ -258,12 +256,13 @@ def no_arrivals(device: torch.device) -> torch.Tensor:
     return torch.zeros(ROW_TILES * multiprocessors(device), dtype=torch.int32, device=device)
 
 
-def _form(rows: int, several: bool, tiles: int, blocks: int, is_gated: bool, device: torch.device) -> tuple[int, bool]:
+def _form(rows: int, outputs: int, inputs: int, tile: Tile, is_gated: bool, device: torch.device) -> tuple[int, bool]:
     """(parts of the sums, whether rows are the tall side of tiles): the faster way on an H200. Beyond few rows tall
     tiles are, up to 1.5x; between, sums in only two parts are slower than whole ones in tall tiles."""
+    several = tile.inputs > BLOCK
     if not several and (rows > FEW_ROWS or (rows > 32 and is_gated)):
         return 1, True
-    parts = 1 if is_gated else parts_of(tiles, blocks, device)
+    parts = 1 if is_gated else parts_of(triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, BLOCK), device)
     return (1, True) if not several and rows > 32 and parts < 4 else (parts, False)
 
 
