@@ -275,7 +275,7 @@ def make_plan(
     shares, splits = (-(-span // keys) + (window is not None) for keys in (least, SPLIT_KEYS))
     floats = tiles * stack.groups * rows_per_tile * stack.per_group * (stack.dim + 2)
     if programs is None:
-        programs = max(1, int(processors * _at_once(stack, shape)) // groups)
+        programs = max(1, _room(stack, shape, processors) // groups)
         if stack.deterministic and splits * floats > WORKSPACE_LIMIT:
             programs = 1
     programs = min(programs, shares)
@@ -298,7 +298,7 @@ def _fitted(stack: Stack, rows_per_tile: int, groups: int, device: torch.device)
     shape, processors = stack.shape(rows_per_tile), multiprocessors(device)
     wide, narrow = stack.widened(shape, device), stack.narrowed(shape)
     if wide:
-        room = int(processors * _at_once(stack, wide))
+        room = _room(stack, wide, processors)
         if room // groups * groups >= FILLED * room:
             return wide
     if narrow and processors * stack.resident(shape) < groups <= processors * stack.resident(narrow):
@@ -306,9 +306,9 @@ def _fitted(stack: Stack, rows_per_tile: int, groups: int, device: torch.device)
     return shape
 
 
-def _at_once(stack: Stack, shape: Shape) -> float:
-    """Programs of a multiprocessor among which keys are divided."""
-    return min(SHARING, stack.resident(shape))
+def _room(stack: Stack, shape: Shape, processors: int) -> int:
+    """Programs of this shape, on all processors, among which keys are divided."""
+    return int(processors * min(SHARING, stack.resident(shape)))
 
 
 def forms(stack: Stack, device: torch.device) -> Iterator[tuple[int, Shape, int]]:
