@@ -12,13 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from kernel_sections import (
-    L2_BYTES,
-    MAX_CALLS,
     MODES,
     PAGE_SIZE,
     POOL_SHARE,
     Section,
     Settings,
+    calls_past_cache,
     mode_name,
     right_table,
     shapes_table,
@@ -67,7 +66,7 @@ class AttentionPool:
         the pool is too small for one call. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + rows) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        calls = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * self.seen(context) * self.token_bytes))))
+        calls = min(fit, calls_past_cache(batch * self.seen(context) * self.token_bytes))
         chain = [0, *((1 << row) - 1 for row in range(1, rows))]
         return [
             self._launch(

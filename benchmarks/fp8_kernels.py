@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from expert_kernels import EACH, EXPERT_CALLS, EXPERTS, INNER, WIDTH, expert_tiles_table
-from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
+from kernel_sections import L2_BYTES, Section, Settings, calls_past_cache, right_table
 from rich.table import Table
 from timing import graph_us
 
@@ -51,7 +51,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     from stridelm.models.layers.products import InOrderProduct
 
     outputs, inputs, activation = FP8_SHAPES[shape]
-    copies = min(MAX_CALLS, max(4, -(-L2_BYTES // (outputs * inputs))))
+    copies = calls_past_cache(outputs * inputs)
     weights = [drawn_fp8(outputs, inputs) for _ in range(copies)]
     wide = [weight.bfloat16() for weight, _ in weights[: max(4, copies // 2)]]
     x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()

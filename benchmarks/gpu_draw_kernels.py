@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_sections import calls_past_cache
 from rich.console import Console
 from rich.table import Table
 from timing import Calls, graph_us, median_us
@@ -45,9 +46,6 @@ from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.types import Request
 
-L2_BYTES = 256 << 20
-"""Minimum that the calls of a graph read in total: five times an H200's cache."""
-MAX_CALLS = 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 MIN_P: dict[str, Any] = {"temperature": 0.8, "min_p": 0.05}
@@ -119,7 +117,7 @@ def draw_section(vocab: int, rows: tuple[int, ...], replays: int) -> tuple[list[
     found: list[dict[str, Any]] = []
     for count in rows:
         bytes_read = count * vocab * 2
-        calls = min(MAX_CALLS, max(4, -(-L2_BYTES // bytes_read)))
+        calls = calls_past_cache(bytes_read)
         logits = [torch.randn(count, vocab, device="cuda").mul_(3).bfloat16() for _ in range(calls)]
         timed = {name: (graph_us(ours, replays), eager_us(theirs, replays)) for name, ours, theirs in _work(logits)}
         for name, (ours, theirs) in timed.items():

@@ -41,6 +41,11 @@ class Section:
     rows: list[dict[str, Any]]
 
 
+def calls_past_cache(nbytes: int) -> int:
+    """How many calls, each of which reads so many bytes of its own, read more than the cache holds."""
+    return min(MAX_CALLS, max(4, -(-L2_BYTES // nbytes)))
+
+
 def right_table(title: str, *columns: str) -> Table:
     table = Table(box=None, pad_edge=False, title=title)
     for column in columns:

@@ -17,6 +17,7 @@ from kernel_sections import (
     POOL_SHARE,
     Section,
     Settings,
+    calls_past_cache,
     mode_name,
     right_table,
     shapes_table,
@@ -61,7 +62,7 @@ class LatentPool:
         the pool is too small for one. forced: `shape` and `programs`, to override the default choice."""
         width = -(-(context + real + drafts) // PAGE_SIZE)
         fit = self.pages // (batch * width)
-        count = min(fit, MAX_CALLS, max(4, -(-L2_BYTES // (batch * width * PAGE_SIZE * self.row_bytes))))
+        count = min(fit, calls_past_cache(batch * width * PAGE_SIZE * self.row_bytes))
         return [
             self._step(heads, context, real, drafts, deterministic, pages.view(batch, width), forced)
             for pages in self.order[: count * batch * width].view(count, batch * width)

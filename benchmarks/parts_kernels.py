@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from fp8_kernels import drawn_fp8
-from kernel_sections import L2_BYTES, MAX_CALLS, Section, Settings, right_table
+from kernel_sections import Section, Settings, calls_past_cache, right_table
 from timing import graph_us
 
 PARTS_SHAPES = {"30B o": (2048, 4096), "V2-Lite o": (2048, 2048), "8B o": (4096, 4096), "8B down": (4096, 14336)}
@@ -53,9 +53,9 @@ def parts_calls(shape: str, rows: int) -> dict[str, list[Callable[[], Any]]]:
     ones, quantised = ones_of_parts(x.device), quantise(x, RowForm.BLOCKS)
     dense = InOrderProduct(False, ones)
     eight = FP8Product(RowForm.BLOCKS, no_arrivals(x.device), False, ones)
-    copies = min(MAX_CALLS, max(4, -(-L2_BYTES // (2 * outputs * inputs))))
+    copies = calls_past_cache(2 * outputs * inputs)
     weights = [torch.randn(outputs, inputs, device="cuda").bfloat16() * inputs**-0.5 for _ in range(copies)]
-    narrow = [drawn_fp8(outputs, inputs) for _ in range(min(MAX_CALLS, 2 * copies))]
+    narrow = [drawn_fp8(outputs, inputs) for _ in range(calls_past_cache(outputs * inputs))]
 
     def whole(matrix: torch.Tensor) -> object:
         return ops.add_norm(dense(x, matrix, None), stream, weight, EPS)

@@ -41,7 +41,6 @@ def test_halves(inputs: int) -> None:
 
 def test_where_halves_pay() -> None:
     """On a card of 132 processors: for few rows, few outputs and rows of a weight that are long enough."""
-
     weight = torch.zeros(1, 1)
     cases = {(1, 4096, 4096): True, (64, 2048, 1024): True, (65, 2048, 4096): False, (0, 2048, 4096): False}
     cases |= {(1, 4288, 4096): False, (1, 2048, 1023): False}
