@@ -17,8 +17,7 @@ from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
 from stridelm.kernels.logit_rows import order_key
 from stridelm.kernels.ops import Routing
 
-ID_BITS, IDS = tl.constexpr(31), tl.constexpr(2**31 - 1)
-LAST_KEY = tl.constexpr(2**63 - 1)
+LAST_KEY, LAST_INT = tl.constexpr(2**32 - 1), tl.constexpr(2**31 - 1)
 COMBINE_COLUMNS = 1024
 """Columns of a row that a program adds up."""
 
@@ -83,19 +82,22 @@ def _route_kernel(
         better_GG = best_G[None, :] > best_G[:, None]
         better_GG |= (best_G[None, :] == best_G[:, None]) & (group_G[None, :] < group_G[:, None])
         choice_GM = tl.where((tl.sum(better_GG.to(tl.int32), 1) < KEPT)[:, None], choice_GM, float("-inf"))
-    # One reduction per expert: the smallest key is that of the largest choice, and of equal ones of the first expert.
-    key_GM = (order_key(choice_GM).to(tl.int64) << ID_BITS) | expert_GM
-    key_E = tl.reshape(tl.where(exists_GM, key_GM, LAST_KEY), [BLOCK_G * BLOCK_M])
+    # The smallest key is that of the largest choice, and of equal ones the first expert is taken. In 32 bits, for which
+    # a warp has an instruction that reduces.
+    expert_E = tl.reshape(tl.where(exists_GM, expert_GM, LAST_INT), [BLOCK_G * BLOCK_M])
+    key_E = tl.reshape(tl.where(exists_GM, order_key(choice_GM), LAST_KEY), [BLOCK_G * BLOCK_M])
+    score_E = tl.reshape(score_GM, [BLOCK_G * BLOCK_M]).to(tl.int32, bitcast=True)
     k_K = tl.arange(0, BLOCK_K)
     expert_K = tl.full([BLOCK_K], -1, tl.int32)
+    weight_K = tl.zeros([BLOCK_K], tl.int32)
     for k in range(K):
-        best = tl.min(key_E, 0)
-        expert_K = tl.where(k_K == k, (best & IDS).to(tl.int32), expert_K)
-        key_E = tl.where(key_E == best, LAST_KEY, key_E)
+        expert = tl.min(tl.where(key_E == tl.min(key_E, 0), expert_E, LAST_INT), 0)
+        is_it_E = expert_E == expert
+        key_E = tl.where(is_it_E, LAST_KEY, key_E)
+        expert_K = tl.where(k_K == k, expert, expert_K)
+        weight_K = tl.where(k_K == k, tl.min(tl.where(is_it_E, score_E, LAST_INT), 0), weight_K)
     tl.store(chosen + row * K + k_K, expert_K.to(tl.int64), mask=k_K < K)
-    expert_E = tl.reshape(tl.where(exists_GM, expert_GM, E), [BLOCK_G * BLOCK_M])
-    score_E = tl.reshape(score_GM, [BLOCK_G * BLOCK_M])
-    weight_K = tl.sum(tl.where(expert_E[None, :] == expert_K[:, None], score_E[None, :], 0.0), 1)
+    weight_K = weight_K.to(tl.float32, bitcast=True)
     if own_scale is not None:
         own_K = tl.load(own_scale + expert_K, mask=k_K < K, other=0.0).to(tl.float32)
     if RENORMALISES:
@@ -145,7 +147,7 @@ def route(
         triton.next_power_of_2(weights_NW.shape[1]),
         routing.scoring == "sigmoid",
         routing.norm_topk_prob,
-        num_warps=max(1, min(4, block_g * block_m // 256)),
+        num_warps=1,
         **dependent(logits.device),
     )
     return chosen_NK, weights_NW
