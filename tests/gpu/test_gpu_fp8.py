@@ -19,7 +19,7 @@ from stridelm.kernels.quantise import quantise
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts, chosen_fp8_experts
-from support.checkpoints.fp8 import BLOCK, FORMS, write_fp8
+from support.checkpoints.fp8 import BLOCK, FORMS, SUMS, write_fp8
 from support.checks.fp8 import (
     ROW_FORMS,
     Case,
@@ -46,6 +46,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter's kernels run on the CPU"),
 ]
 by_form = pytest.mark.parametrize("form", FORMS)
+by_sum = pytest.mark.parametrize("form", SUMS)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 SHAPES = [(1, 128, (96,)), (5, 336, (130,)), (17, 48, (64, 40)), (70, 1296, (256, 128, 72)), (300, 4096, (1024,))]
 PUBLISHED = [((4096, 1024, 1024), 4096), ((14336, 14336), 4096), ((4096,), 14336), ((576,), 7168), ((2048,), 4096)]
@@ -90,7 +91,7 @@ def test_product(shape: tuple[int, int, tuple[int, ...]], dtype: torch.dtype, fo
     check_product(Case(*shape, form, dtype, "cuda"))
 
 
-@by_form
+@by_sum
 @pytest.mark.parametrize("count", [1, 16, 64, 300])
 @pytest.mark.parametrize(("outs", "inputs"), PUBLISHED)
 def test_fast(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
@@ -109,7 +110,7 @@ def test_sums_in_parts(out: int, inputs: int, count: int) -> None:
     check_parts_left_to_a_norm(case, torch.bfloat16)
 
 
-@by_form
+@by_sum
 def test_captured_sums_in_parts(form: str) -> None:
     """Products on one stream may share the counts: replays, and products that follow one another in one of them."""
     case = Case(9, 4096, (1024,), form, torch.bfloat16, "cuda")
@@ -134,7 +135,7 @@ def test_gated(count: int, out: int, activation: str, form: str) -> None:
     check_gated(Case(count, 1296, (out, out), form, torch.bfloat16, "cuda"), activation)
 
 
-@by_form
+@by_sum
 @pytest.mark.parametrize(("outs", "inputs"), [((192, 192), 208), ((1024, 1024), 4096), ((512, 512), 14336)])
 def test_bits_of_every_tile(outs: tuple[int, ...], inputs: int, form: str) -> None:
     """All tiles add in the same order, gated or not."""
@@ -145,7 +146,7 @@ def test_bits_of_every_tile(outs: tuple[int, ...], inputs: int, form: str) -> No
 @pytest.mark.parametrize(("outs", "inputs"), PUBLISHED)
 def test_bits_of_any_number_of_rows(outs: tuple[int, ...], inputs: int, form: str) -> None:
     case = Case(2048, inputs, outs, form, torch.bfloat16, "cuda")
-    run = chosen(case.weight, case.scale, deterministic=True)
+    run = chosen(case.weight, case.scale, deterministic=True, powers=case.powers)
     assert isinstance(run, FP8Product)
     counts = (1, 2, 7, 16, 17, 33, 64, 65, 100, 300, 1024, 2048)
     check_row_bits(lambda x: run(x, case.weight, case.scale, None), case.x, counts=counts)
@@ -162,13 +163,13 @@ LIBRARY = [*PUBLISHED, ((1536, 576), 7168), ((128, 72), 512), ((24,), 1024)]
 def test_library(outs: tuple[int, ...], inputs: int, count: int, form: str) -> None:
     """Many rows, any number of them, of weights that the library multiplies by; the others are left to our kernel."""
     case = Case(count, inputs, outs, form, torch.bfloat16, "cuda")
-    run = chosen(case.weight, case.scale, case.bias, deterministic=False)
+    run = chosen(case.weight, case.scale, case.bias, deterministic=False, powers=case.powers)
     check_product(case, run)
     x, agreed = quantise(case.x, ROW_FORMS[form]), []
     for bias in (None, case.bias):
         runs = fp8_library.can_multiply(case.weight, case.scale, bias)
         if runs and fp8_library.agrees(x, case.weight, bias):
-            ours = product(x, case.weight, case.scale, bias)
+            ours = product(x, case.weight, case.scale, bias, powers=case.powers)
             assert torch.equal(fp8_library.multiply(x, case.weight, case.scale, bias, fp8_library.TRIED), ours)
             agreed.append(bias)
         print(outs, inputs, count, form, "without bias" if bias is None else "biased", "runs" if runs else "is refused")
@@ -178,7 +179,7 @@ def test_library(outs: tuple[int, ...], inputs: int, count: int, form: str) -> N
         assert len(agreed) == 2
 
 
-@by_form
+@by_sum
 @pytest.mark.parametrize("count", [100, 129])
 def test_captured_library(count: int, form: str) -> None:
     """A replay reads the rows that are there then."""
@@ -198,7 +199,7 @@ def test_captured_library(count: int, form: str) -> None:
         assert torch.equal(out, run(rows, case.weight, case.scale, None))
 
 
-@by_form
+@by_sum
 def test_captured(form: str) -> None:
     """A replay reads the rows that are there then."""
     case = Case(9, 1024, (512, 512), form, torch.bfloat16, "cuda")
@@ -221,14 +222,14 @@ def test_captured(form: str) -> None:
 def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
     """In a few launches and, in float64 or on other cards, all rows through each; any number of rows per expert."""
     case = ExpertsCase(count, 8, 2, *sizes, form, torch.bfloat16, "cuda")
-    products = chosen_fp8_experts(case.layer, deterministic=True)
+    products = chosen_fp8_experts(case.layer, deterministic=True, powers=case.powers)
     assert isinstance(products, GroupedFP8Experts)
     case.check_parts(products, TritonOps())
     if count < 64:
-        case.check_parts(FP8Experts(case.layer, products.by), TritonOps())
+        case.check_parts(FP8Experts(case.layer, products.by, case.powers), TritonOps())
 
 
-@by_form
+@by_sum
 @pytest.mark.parametrize("count", [1, 5, 300])
 def test_captured_experts(count: int, form: str) -> None:
     """A captured call is for any choice of experts: it reads nothing on the host."""

@@ -22,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"hidden_size": 136, "num_experts": 8},
 }
 """Of widths that end within a block."""
+CASES = [(model, form) for model in MODELS for form in ("block", "channel", "while loading")]
+CASES += [("deepseek_v3", "powers"), ("qwen3_moe", "powers")]  # summed like "block"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,8 +32,7 @@ def _trees() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("form", ["block", "channel", "while loading"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "form"), CASES)
 def test_identity(checkpoint: Callable[..., Path], tmp_path: Path, model: str, form: str) -> None:
     """Requests with different drafters in one batch, and after preemptions, emit what they emit alone."""
     temperature = random.Random(f"{model} {form}").choice(TEMPERATURES)

@@ -56,6 +56,23 @@ def test_logits(stored: Callable[..., Path], variant: str, form: str) -> None:
     check_fp8(path, form, 1024, deterministic=False)
 
 
+@pytest.mark.parametrize("variant", ["llama-biases", "qwen3-moe", "deepseek"])
+def test_scales_in_eight_bits(stored: Callable[..., Path], variant: str) -> None:
+    """Powers of two that are stored as such, as transformers does, are what they are as float32, as DeepSeek does."""
+
+    def shorten(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(SCALES["powers"])]:
+            short = tensors[name].to(torch.float8_e8m0fnu)
+            assert torch.equal(short.float(), tensors[name])
+            tensors[name] = short
+
+    path = stored(variant, "powers")
+    wanted = load_model(path).state_dict()
+    got = load_model(rewritten(path, shorten)).state_dict()
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(tensor.float(), wanted[name].float()) for name, tensor in got.items())
+
+
 @by_form
 def test_modules_that_stay_dense(stored: Callable[..., Path], form: str) -> None:
     """Where a tensor is stored without scales it is dense, whether config.json lists it or not."""
@@ -134,7 +151,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "per tensor": (changed(BLOCK_CONFIG, weight_block_size=None), "weight_block_size None is not supported"),
     "static": (changed(BLOCK_CONFIG, activation_scheme="static"), "activation_scheme 'static' is not supported"),
     "e5m2": (changed(BLOCK_CONFIG, fmt="e5m2"), "fmt 'e5m2' is not supported; supported: 'e4m3'"),
-    "ue8m0": (changed(BLOCK_CONFIG, scale_fmt="ue8m0"), "scale_fmt 'ue8m0' is not supported"),
+    "scales in a format unheard of": (
+        changed(BLOCK_CONFIG, scale_fmt="ue4m3"),
+        "scale_fmt 'ue4m3' is not supported; supported: 'float' or 'ue8m0'",
+    ),
     "packed": (changed(CHANNEL_CONFIG, format="pack-quantized"), "format 'pack-quantized' is not supported"),
     "four bits": (changed(CHANNEL_CONFIG, **{f"{GROUP}weights__num_bits": 4}), "with weights"),
     "per tensor rows": (changed(CHANNEL_CONFIG, **{f"{GROUP}input_activations__strategy": "tensor"}), "with input_act"),

@@ -77,6 +77,7 @@ def _product_kernel(
     PARTS: tl.constexpr,
     TALL: tl.constexpr,
     DTYPE: tl.constexpr,
+    POWERS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -128,7 +129,7 @@ def _product_kernel(
         store_tile(y, sums, up_sums, bias, output_B, outputs, row_R, exists_R, ACTIVATION)
     else:
         made_BR = finished_tile(sums, up_sums, bias, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE)
-        store_quantised_tile(made_BR, y, y_scales, rows, tl.program_id(0), output_B, outputs, row_R, exists_R)
+        store_quantised_tile(made_BR, y, y_scales, rows, tl.program_id(0), output_B, outputs, row_R, exists_R, POWERS)
 
 
 def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -144,6 +145,7 @@ def product(
     activation: str | None = None,
     *,
     arrivals: torch.Tensor | None = None,
+    powers: bool = False,
     tile: Tile | None = None,
     parts: int | None = None,
 ) -> torch.Tensor:
@@ -152,13 +154,14 @@ def product(
 
     scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. arrivals: what `no_arrivals` made, and no other
     product uses at the same time; if given, the product is a fast one, and a row's bits may depend on how many rows are
-    beside it. tile: if not given, `choose_tile`; its `inputs` are those of one product, of 1, 2 or 4 blocks. parts:
-    of the sums of a fast product, if it is not for this to choose.
+    beside it. powers: whether scales are powers of two. tile: if not given, `choose_tile`; its `inputs` are those of
+    one product, of 1, 2 or 4 blocks. parts: of the sums of a fast product, if it is not for this to choose.
     """
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // (2 if activation else 1)
     y = scale.new_empty(rows, outputs, dtype=x_NI.dtype)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, parts)
+        x = quantised(x_NI, form_of(scale, powers))
+        _launch(x, weight_OI, scale, bias_O, activation, y, arrivals, tile, parts)
     return y
 
 
@@ -170,17 +173,22 @@ def gated_product(
     activation: str,
     *,
     arrivals: torch.Tensor | None = None,
+    powers: bool = False,
     tile: Tile | None = None,
 ) -> QuantisedRows:
     """What `product` returns with an activation, quantised by block. tile: of BLOCK outputs."""
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // 2
-    y = empty_rows((rows, outputs), RowForm.BLOCKS, x_NI.dtype, scale.device)
+    form = RowForm.POWERS if powers else RowForm.BLOCKS
+    y = empty_rows((rows, outputs), form, x_NI.dtype, scale.device)
     if rows:
-        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, None)
+        x = quantised(x_NI, form_of(scale, powers))
+        _launch(x, weight_OI, scale, bias_O, activation, y, arrivals, tile, None)
     return y
 
 
-def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor) -> torch.Tensor | None:
+def left_in_parts(
+    x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, powers: bool = False
+) -> torch.Tensor | None:
     """[N, P, O] float32: the parts of a fast product without bias, for whoever reads them to add, first to last; None
     if it is not taken in parts."""
     (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device
@@ -189,12 +197,13 @@ def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor) -> t
     if not rows or parts == 1:
         return None
     sums_NPO = scale.new_empty(rows, parts, outputs)
-    _launch(x_NI, weight_OI, scale, None, None, sums_NPO, None, tile, parts)
+    x = quantised(x_NI, form_of(scale, powers))
+    _launch(x, weight_OI, scale, None, None, sums_NPO, None, tile, parts)
     return sums_NPO
 
 
 def _launch(
-    x_NI: Rows,
+    x: QuantisedRows,
     weight_OI: torch.Tensor,
     scale: torch.Tensor,
     bias_O: torch.Tensor | None,
@@ -205,10 +214,9 @@ def _launch(
     parts: int | None,
 ) -> None:
     """out: where the result goes, or parts of it, [N, P, O] in float32, that are left as they are."""
-    (rows, inputs), outputs, device, is_left = x_NI.shape, out.shape[-1], scale.device, len(out.shape) == 3
-    x = quantised(x_NI, form_of(scale))
+    (rows, inputs), outputs, device, is_left = x.shape, out.shape[-1], scale.device, len(out.shape) == 3
     assert x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
-    y, y_scales, each = destination(out, BLOCK)
+    y, y_scales, each, powers = destination(out, BLOCK)
     is_gated = activation is not None
     tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)
     assert y_scales is None or tile.outputs == each
@@ -239,10 +247,11 @@ def _launch(
         tile.rows,
         tile.inputs,
         rows_per_scale(weight_OI.shape[0], scale.shape[0]),
-        x.form is RowForm.BLOCKS,
+        x.form.by_block,
         parts,
         tall,
         DTYPES[x.dtype],
+        powers,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,

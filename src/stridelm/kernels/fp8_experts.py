@@ -57,6 +57,7 @@ def _product_kernel(
     BY_BLOCK: tl.constexpr,
     SORTED: tl.constexpr,
     DTYPE: tl.constexpr,
+    POWERS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -107,7 +108,9 @@ def _product_kernel(
         store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
     else:
         made_BR = finished_tile(sum_BR, up_BR, None, output_B, outputs, DTYPE, ACTIVATION).to(DTYPE)
-        store_quantised_tile(made_BR, y, y_scales, places, tl.program_id(0), output_B, outputs, target_R, exists_R)
+        store_quantised_tile(
+            made_BR, y, y_scales, places, tl.program_id(0), output_B, outputs, target_R, exists_R, POWERS
+        )
 
 
 def choose_tile(order: Tiled, is_gated: bool, *, quantised: bool = False) -> Tile:
@@ -127,19 +130,21 @@ def expert_parts(
     gate_up: tuple[torch.Tensor, torch.Tensor],
     down: tuple[torch.Tensor, torch.Tensor],
     activation: str,
+    powers: bool = False,
 ) -> torch.Tensor:
     """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts (`ExpertProducts`).
 
     gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
+    powers: whether scales are powers of two.
     """
-    form = form_of(down[1])
-    return parts_by(multiply, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form), one_height)
+    by, inner_rows = partial(multiply, powers=powers), partial(_inner_rows, form_of(down[1], powers))
+    return parts_by(by, x_NH, chosen_NK, gate_up, down, activation, inner_rows, one_height)
 
 
 def _inner_rows(form: RowForm, order: Tiled, width: int, dtype: torch.dtype) -> Rows:
     """Memory for gated rows: quantised by the product that makes them where its tiles are few enough rows high to have
     all outputs that share a scale."""
-    if form is RowForm.BLOCKS and order.is_sorted and order.heights.tallest <= MAX_QUANTISED_HEIGHT:
+    if form.by_block and order.is_sorted and order.heights.tallest <= MAX_QUANTISED_HEIGHT:
         return empty_rows((order.places, width), form, dtype, order.table.device)
     return dense_rows(order, width, dtype)
 
@@ -153,13 +158,15 @@ def multiply(
     y: Rows,
     activation: str | None,
     tile: Tile | None = None,
+    *,
+    powers: bool = False,
 ) -> None:
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    rows = quantised(x, form_of(scale))
+    rows = quantised(x, form_of(scale, powers))
     assert rows.q_NI.is_contiguous()
-    out, out_scales, share = destination(y, BLOCK)
+    out, out_scales, share, _ = destination(y, BLOCK)
     tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
     assert out_scales is None or tile.outputs == share
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
@@ -181,9 +188,10 @@ def multiply(
         tile.rows,
         BLOCK,
         rows_per_scale(weight.shape[0], scale.shape[0]),
-        blocks > 1,
+        rows.form.by_block,
         order.is_sorted,
         DTYPES[x.dtype],
+        powers,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -38,7 +38,7 @@ _RUNS: dict[tuple[object, ...], bool] = {}
 def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
     """Whether the library multiplies by this weight with bfloat16 results: tried once per shape."""
     outputs, inputs = weight_OI.shape
-    by_block = form_of(scale_QS) is RowForm.BLOCKS
+    by_block = form_of(scale_QS).by_block
     if not weight_OI.is_cuda or torch.cuda.get_device_capability(weight_OI.device) != CAPABILITY:
         return False
     if by_block and (rows_per_scale(outputs, scale_QS.shape[0]) != BLOCK or inputs % (EACH * BLOCK)):
@@ -71,8 +71,8 @@ def multiply(
     by block."""
     rows = x_NI.shape[0]
     if only_compiles():  # our kernel, in case the library turns out not to take it
-        return product(x_NI, weight_OI, scale_QS, bias_O)
-    if x_NI.form is RowForm.WHOLE:
+        return product(x_NI, weight_OI, scale_QS, bias_O, powers=x_NI.form is RowForm.POWERS)
+    if not x_NI.form.by_block:
         recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
     else:
         x_NI, recipes = padded(x_NI, multiple), (F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128)
@@ -96,7 +96,7 @@ def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, bias_O: torch.Tensor | 
 
     A trial takes three times the weight's memory for a moment.
     """
-    if x_NI.form is RowForm.WHOLE:
+    if not x_NI.form.by_block:
         return False
     rows, device = -(-x_NI.shape[0] // TRIED) * TRIED, weight_OI.device
 

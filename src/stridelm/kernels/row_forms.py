@@ -18,8 +18,14 @@ class RowForm(Enum):
 
     BLOCKS = "blocks"
     """Every 128 columns."""
+    POWERS = "powers"
+    """The same, and scales are powers of two."""
     WHOLE = "whole"
     """All of them."""
+
+    @property
+    def by_block(self) -> bool:
+        return self is not RowForm.WHOLE
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces

@@ -41,6 +41,7 @@ def _store_normed(
     C: tl.constexpr,
     BLOCK: tl.constexpr,
     K: tl.constexpr,
+    POWERS: tl.constexpr,
 ):
     """Round and store a row; with scales, quantise it (quantise.py): K of its columns share one. dense: if given, where
     it is stored as it is too."""
@@ -48,7 +49,7 @@ def _store_normed(
     if scales is None:
         tl.store(out + row * C + column_B, normed_B, mask=column_B < C)
     else:
-        store_quantised(normed_B, out, scales, row, 0, C, BLOCK, K)
+        store_quantised(normed_B, out, scales, row, 0, C, BLOCK, K, POWERS)
     if dense is not None:
         tl.store(dense + row * C + column_B, normed_B, mask=column_B < C)
 
@@ -66,6 +67,7 @@ def _norm_kernel(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     K: tl.constexpr,
+    POWERS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). A delta, if given, is first added to x in place, and the sum is rounded as it is stored. STRIDE: from
@@ -86,7 +88,7 @@ def _norm_kernel(
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
     normed_B = x_B * scale * weight_B.to(tl.float32)
-    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K, POWERS)
 
 
 @triton.jit
@@ -106,6 +108,7 @@ def _combine_norm_kernel(
     W: tl.constexpr,
     BLOCK: tl.constexpr,
     K: tl.constexpr,
+    POWERS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid (N,). What is added to x is first rounded, as if it had been stored, and the total as it is stored. scales,
@@ -124,7 +127,7 @@ def _combine_norm_kernel(
     x_B = x_B.to(tl.float32)
     scale = rms_scale(tl.sum(x_B * x_B, 0), C, eps)
     normed_B = x_B * scale * weight_B.to(tl.float32)
-    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K)
+    _store_normed(normed_B, x.dtype.element_ty, out, scales, dense, row, column_B, C, BLOCK, K, POWERS)
 
 
 @triton.jit
@@ -178,19 +181,20 @@ def _norm(x_NC: torch.Tensor, delta_NC: torch.Tensor | None, weight_C: torch.Ten
     apart = starts_whole(x_NC)
     x_NC = x_NC if apart else whole(x_NC)
     block = triton.next_power_of_2(width)
-    out_NC, scales_SN, each = destination(out, block)
+    to = destination(out, block)
     _norm_kernel[(rows,)](
         x_NC,
         delta_NC,
         whole(weight_C),
-        out_NC,
-        scales_SN,
+        to.rows,
+        to.scales,
         out.dense_NI if isinstance(out, QuantisedRows) else None,
         eps,
         width,
         x_NC.stride(0) if apart else width,
         block,
-        each,
+        to.each,
+        to.powers,
         num_warps=warps(block),
         **dependent(x_NC.device),
     )
@@ -244,7 +248,7 @@ def _combine_norm(of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: fl
     rows, width = x_NC.shape
     total_NC = x_NC.new_empty(rows, width)
     block = triton.next_power_of_2(width)
-    out_NC, scales_SN, each = destination(out, block)
+    to = destination(out, block)
     _combine_norm_kernel[(rows,)](
         whole(of.parts_NKC),
         of.weights_NW.contiguous(),
@@ -252,15 +256,16 @@ def _combine_norm(of: Parts, x_NC: torch.Tensor, weight_C: torch.Tensor, eps: fl
         whole(x_NC),
         whole(weight_C),
         total_NC,
-        out_NC,
-        scales_SN,
+        to.rows,
+        to.scales,
         out.dense_NI if isinstance(out, QuantisedRows) else None,
         eps,
         width,
         of.parts_NKC.shape[1],
         of.weights_NW.shape[1],
         block,
-        each,
+        to.each,
+        to.powers,
         num_warps=warps(block),
         **dependent(x_NC.device),
     )

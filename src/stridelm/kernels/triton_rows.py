@@ -68,6 +68,7 @@ def _gate_kernel(
     UP_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     K: tl.constexpr,
+    POWERS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -90,7 +91,7 @@ def _gate_kernel(
         tl.store(out + row * WIDTH + column_B, made_B, mask=exists_B)
     else:
         made_B = made_B.to(gate.dtype.element_ty)
-        store_quantised(made_B, out, scales, row, tl.program_id(1) * BLOCK, WIDTH, BLOCK, K)
+        store_quantised(made_B, out, scales, row, tl.program_id(1) * BLOCK, WIDTH, BLOCK, K, POWERS)
 
 
 # Positions and slots are read one by one and are often views into a larger buffer, at any offset.
@@ -238,7 +239,7 @@ class TritonOps:
         return total_NC, norm_quantised(total_NC, x_NC, weight_C, eps, form, keeps_dense)
 
     def gate_quantised(self, gate_up_N2I: torch.Tensor, activation: str, form: RowForm) -> QuantisedRows:
-        if form is RowForm.WHOLE:  # no program has a whole row
+        if not form.by_block:  # no program has a whole row
             return quantise(self.gate(gate_up_N2I, activation), form)
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
         out = empty_rows((rows, width), form, gate_up_N2I.dtype, gate_up_N2I.device)
@@ -292,16 +293,17 @@ class TritonOps:
 def _gate(gate_up: torch.Tensor, activation: str, up_NI: torch.Tensor | None, out: Rows) -> None:
     rows, width = out.shape
     block = min(GATE_COLUMNS, triton.next_power_of_2(width))
-    out_NI, scales_SN, each = destination(out, block)
+    to = destination(out, block)
     _gate_kernel[rows, triton.cdiv(width, block)](
         whole(gate_up),
         up_NI,
-        out_NI,
-        scales_SN,
+        to.rows,
+        to.scales,
         width,
         0 if up_NI is None else up_NI.stride(0),
         block,
-        each,
+        to.each,
+        to.powers,
         activation,
         num_warps=warps(block),
         **dependent(gate_up.device),

@@ -27,6 +27,7 @@ STORED = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -34,7 +35,8 @@ STORED = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights, and F8_E4M3 those with scales."""
+"""safetensors' names of dtypes. Of these, only DTYPES can hold dense weights, F8_E4M3 those with scales, and F8_E8M0
+such scales."""
 MAPPED_BYTES = 2**30
 """Bytes of tensors after which a file is mapped anew."""
 

@@ -14,7 +14,7 @@ from torch import nn
 from stridelm.kernels.plain_fp8 import BLOCK, E4M3, quantised, widened
 from stridelm.models.files import DTYPES
 from stridelm.models.layers.block import Block
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_BLOCK_POWERS, BY_CHANNEL, FP8Format
 from stridelm.models.layers.linear import Storable
 from stridelm.models.layers.quantised import REMEDY, refuse_unread
 from stridelm.models.layers.slots import ModelPart
@@ -22,6 +22,8 @@ from stridelm.values import shortened
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 WEIGHT = ".weight"
+E8M0 = torch.float8_e8m0fnu
+"""Powers of two in eight bits, as scales may be stored that all are."""
 METHODS = ("fp8", "compressed-tensors")
 """Values of `quant_method` whose weights can be read."""
 QUANTIZATIONS = {"fp8": BY_BLOCK}
@@ -114,14 +116,16 @@ def _by_block(said: Stated) -> Storage:
         "weight_block_size": ([BLOCK, BLOCK],),
         "activation_scheme": ("dynamic", None),
         "fmt": ("e4m3", None),
-        "scale_fmt": ("float", None),
+        "scale_fmt": ("float", "ue8m0", None),
         "expert_dtype": ("fp8", None),
     }
     for field, values in only.items():
         value = said.get(field)
         if (list(value) if isinstance(value, tuple) else value) not in values:
-            raise _unsupported(f"FP8 with {field} {value!r}", repr(values[0]))
-    return Storage(BY_BLOCK, said.path, said.modules("modules_to_not_convert"))
+            supported = " or ".join(repr(each) for each in values if each is not None)
+            raise _unsupported(f"FP8 with {field} {value!r}", supported)
+    form = BY_BLOCK_POWERS if said.get("scale_fmt") == "ue8m0" else BY_BLOCK
+    return Storage(form, said.path, said.modules("modules_to_not_convert"))
 
 
 def _by_channel(said: Stated) -> Storage:
@@ -178,6 +182,8 @@ class Loading:
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             weight = f"{name.rpartition('.')[0]}{WEIGHT}"
+            if self.form.powers and tensor.dtype == E8M0 and name == self._scale_of(weight):
+                tensor = tensor.float()
             if name in self.quantises:
                 stored, scale = quantised(tensor)
                 yield name, stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 BLOCK = 128
-FORMS = ("block", "channel")
-SCALES = {"block": "weight_scale_inv", "channel": "weight_scale"}
+FORMS = ("block", "powers", "channel")
+"""By block, where scales may be powers of two, and by channel."""
+SUMS = ("block", "channel")
+"""Those whose products are summed differently."""
+SCALES = {"block": "weight_scale_inv", "powers": "weight_scale_inv", "channel": "weight_scale"}
 LEAVES = ("embed_tokens", "lm_head", ".gate.", "shared_expert_gate", "eh_proj", "input_proj", "norm")
 """Parts of the names of matrices that published checkpoints leave dense."""
 BLOCK_CONFIG: dict[str, Any] = {
@@ -47,7 +51,7 @@ CHANNEL_CONFIG: dict[str, Any] = {
     "ignore": ["lm_head"],
     "kv_cache_scheme": None,
 }
-CONFIGS = {"block": BLOCK_CONFIG, "channel": CHANNEL_CONFIG}
+CONFIGS = {"block": BLOCK_CONFIG, "powers": {**BLOCK_CONFIG, "scale_fmt": "ue8m0"}, "channel": CHANNEL_CONFIG}
 
 
 def is_quantised(name: str) -> bool:
@@ -57,16 +61,24 @@ def is_quantised(name: str) -> bool:
 
 def by_definition(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(weight in e4m3, scales), from the largest magnitude that shares a scale."""
-    height = BLOCK if form == "block" else 1
-    width = BLOCK if form == "block" else weight.shape[1]
+    height = 1 if form == "channel" else BLOCK
+    width = weight.shape[1] if form == "channel" else BLOCK
     stored = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     scales = torch.empty(-(-weight.shape[0] // height), -(-weight.shape[1] // width))
     for i, rows in enumerate(weight.split(height)):
         for j, block in enumerate(rows.split(width, 1)):
             scales[i, j] = block.abs().max().float() / 448
+            if form == "powers":
+                scales[i, j] = power_above(float(scales[i, j]))
             part = (block.float() / scales[i, j]).to(torch.float8_e4m3fn)
             stored[i * height : (i + 1) * height, j * width : (j + 1) * width] = part
     return stored, scales
+
+
+def power_above(number: float) -> float:
+    """The least power of two that is not below it."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
 def write_fp8(

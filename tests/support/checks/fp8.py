@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from stridelm.models.fitting import fill
 from stridelm.models.layers.block import Site
 from stridelm.models.layers.expert_products import ExpertProducts, ExpertsInput
 from stridelm.models.layers.experts import Experts, MixtureSpec
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Product
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_BLOCK_POWERS, BY_CHANNEL, FP8Product
 from stridelm.models.layers.products import ones_of_parts
 from stridelm.models.layers.rope import Ropes
 from stridelm.models.loader import screaming
@@ -59,7 +60,7 @@ class Case:
     def __init__(
         self, count: int, inputs: int, outs: tuple[int, ...], form: str, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
-        self.form, self.dtype = form, dtype
+        self.form, self.powers, self.dtype = form, form == "powers", dtype
         self.x = rows(count, count, inputs, dtype, device)
         spread = torch.linspace(-3, 3, inputs, device=device).exp()  # blocks of different magnitudes
         self.x = (self.x.float() * spread).to(dtype)
@@ -68,7 +69,7 @@ class Case:
         self.exact = torch.cat([widened(*pair, form) for pair in zip(stored, scales)]).to(device)
         self.weight = torch.cat(stored).to(device)
         self.group = 1
-        if form == "block":
+        if form != "channel":
             while self.group < BLOCK and all(out % (2 * self.group) == 0 for out in outs[:-1]):
                 self.group *= 2
             repeat = BLOCK // self.group
@@ -89,7 +90,7 @@ class Case:
 
 
 Run = Callable[..., torch.Tensor]
-ROW_FORMS = {"block": RowForm.BLOCKS, "channel": RowForm.WHOLE}
+ROW_FORMS = {"block": RowForm.BLOCKS, "powers": RowForm.POWERS, "channel": RowForm.WHOLE}
 
 
 def check_quantised(count: int, inputs: int, form: str, dtype: torch.dtype, device: str) -> None:
@@ -98,7 +99,7 @@ def check_quantised(count: int, inputs: int, form: str, dtype: torch.dtype, devi
     case.x[-1] = 0
     got = quantise(case.x, ROW_FORMS[form])
     check_same(got, plain_fp8.quantise(case.x, ROW_FORMS[form]))
-    width = BLOCK if form == "block" else inputs
+    width = inputs if form == "channel" else BLOCK
     each = got.scales_SN.t().repeat_interleave(width, 1)[:, :inputs]
     assert torch.equal(got.q_NI.float() * each, rows_by_definition(case.x.double(), form).float())
     assert torch.equal(got.q_NI.float() * each, plain_fp8.widened_rows(got))
@@ -143,22 +144,22 @@ def check_quantised_gate(ops: Ops, count: int, width: int, form: str, dtype: tor
 def check_given_rows(case: Case) -> None:
     """Rows that are already quantised give the bits of rows that are not, and what the gate makes may be quantised."""
     case.x *= case.x.shape[1] ** -0.5  # in 16 bits the gated product would overflow
-    rows = quantise(case.x, ROW_FORMS[case.form])
+    rows, run = quantise(case.x, ROW_FORMS[case.form]), partial(product, powers=case.powers)
+    made, gated = RowForm.POWERS if case.powers else RowForm.BLOCKS, partial(gated_product, powers=case.powers)
     for arrivals in (None, no_arrivals(case.x.device)):
         for bias in (None, case.bias):
             asked = case.weight, case.scale, bias
-            assert torch.equal(product(rows, *asked, arrivals=arrivals), product(case.x, *asked, arrivals=arrivals))
-            wanted = quantise(product(case.x, *asked, "silu"), RowForm.BLOCKS)
-            got = gated_product(rows, *asked, "silu")
-            check_same(got, wanted)
-        fast_rows = gated_product(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
-        dense = product(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
+            assert torch.equal(run(rows, *asked, arrivals=arrivals), run(case.x, *asked, arrivals=arrivals))
+            check_same(gated(rows, *asked, "silu"), quantise(run(case.x, *asked, "silu"), made))
+        fast_rows = gated(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
+        dense = run(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
         close = plain_fp8.widened_rows(fast_rows) - dense.float()
         assert float(close.abs().max()) <= 2**-4 * float(dense.abs().max())
 
 
-def check_product(case: Case, run: Run = product) -> None:
+def check_product(case: Case, run: Run | None = None) -> None:
     """The result is the product by definition, with and without a bias."""
+    run = run or partial(product, powers=case.powers)
     for bias in (None, case.bias):
         case.close(run(case.x, case.weight, case.scale, bias), case.wanted(bias is not None))
 
@@ -166,10 +167,11 @@ def check_product(case: Case, run: Run = product) -> None:
 def check_gated(case: Case, activation: str) -> None:
     """The result is the gate applied to the product, which is rounded before it. An activation near 0 of a large number
     is as exact as float32 is near that number."""
+    run = partial(product, case.x, case.weight, case.scale, powers=case.powers)
     for bias in (None, case.bias):
-        made = product(case.x, case.weight, case.scale, bias).float()
+        made = run(bias).float()
         wanted = PlainOps().gate(made, activation)
-        got = product(case.x, case.weight, case.scale, bias, activation)
+        got = run(bias, activation)
         gate, up = made.chunk(2, 1)
         room = 1.1 * torch.finfo(case.dtype).eps * wanted.abs() + 1e-7 * (gate * up).abs() + 1e-6
         assert bool(((got.float() - wanted).abs() <= room).all())
@@ -225,17 +227,20 @@ def check_parts_left_to_a_norm(case: Case, dtype: torch.dtype) -> None:
     assert all(map(torch.equal, got, wanted))
 
 
+FORMATS = {"block": BY_BLOCK, "powers": BY_BLOCK_POWERS, "channel": BY_CHANNEL}
+
+
 class ExpertsCase:
     """Random rows, choices, and experts' matrices by definition, in a layer of a mixture."""
 
     def __init__(
         self, count: int, experts: int, each: int, width: int, inner: int, form: str, dtype: torch.dtype, device: str
     ) -> None:
-        self.form, self.dtype, self.device = form, dtype, device
+        self.form, self.powers, self.dtype, self.device = form, form == "powers", dtype, device
         spec = MixtureSpec(moe_intermediate_size=inner, routing=Routing(num_experts=experts, num_experts_per_tok=each))
         with torch.device("meta"):
             layer = Experts(spec, Site(0, width, 1e-6, Ropes(1)))
-        layer.store_as(BY_BLOCK if form == "block" else BY_CHANNEL)
+        layer.store_as(FORMATS[form])
         self.layer = screaming(layer, dtype, torch.device(device)).requires_grad_(False)
         self.matrices: dict[str, torch.Tensor] = {}
         tensors = {}
@@ -263,14 +268,15 @@ class ExpertsCase:
         """Each part is its expert's product by definition of what the gate made, and a row's bits are its own."""
         got = self.run(products, ops)
         assert got.dtype == self.dtype
-        form = plain_fp8.form_of(self.layer.get_parameter("gate_up_scale"))
+        form = form_of(self.layer.get_parameter("gate_up_scale"), self.powers)
         given = replace(quantise(self.x, form), dense_NI=self.x)
         assert torch.equal(products(replace(self.inputs(self.chosen), x=given), ops), got)
         for row, expert in [(0, 0), (len(self.x) // 2, 1), (len(self.x) - 1, 0)]:
             name = str(int(self.chosen[row, expert]))
             x = rows_by_definition(self.x[row : row + 1].cpu().double(), self.form)
             gate, up = ((x @ self.matrices[f"{name}.{part}_proj"].t()).to(self.dtype) for part in ("gate", "up"))
-            inner = PlainOps().gate(torch.cat((gate, up), 1), "silu").double()
+            # Kernels round a gated number once.
+            inner = PlainOps().gate(torch.cat((gate, up), 1).float(), "silu").to(self.dtype).double()
             wanted = rows_by_definition(inner, self.form) @ self.matrices[f"{name}.down_proj"].t()
             # A number of the gate's may be rounded to the next one of e4m3, a sixteenth away; on a GPU, whose sums are
             # less exact, so may all be, if the largest differs in its last bit and with it their scale.

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from support.checkpoints.fp8 import BLOCK, SCALES
+from support.checkpoints.fp8 import BLOCK, SCALES, power_above
 from support.doubles.stand import Stand
 from support.oracles.heads import Modules, mtp, rms_norm
 from support.oracles.models import CLOSE, PROMPT, engine_logits
@@ -27,15 +27,17 @@ ABSORBED = "kv_b_proj"
 def rows_by_definition(x: torch.Tensor, form: str) -> torch.Tensor:
     """What quantisation leaves of rows [..., I]. On the CPU: CUDA does not divide by a Python number exactly."""
     parts = []
-    for part in x.cpu().float().split(BLOCK if form == "block" else x.shape[-1], -1):
+    for part in x.cpu().float().split(x.shape[-1] if form == "channel" else BLOCK, -1):
         scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+        if form == "powers":
+            scale = scale.apply_(power_above)
         parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
     return torch.cat(parts, -1).to(x)
 
 
 def widened(weight: torch.Tensor, scale: torch.Tensor, form: str) -> torch.Tensor:
     """[O, I] float64."""
-    height, width = (BLOCK, BLOCK) if form == "block" else (1, weight.shape[1])
+    height, width = (1, weight.shape[1]) if form == "channel" else (BLOCK, BLOCK)
     whole = scale.double().repeat_interleave(height, 0)[: weight.shape[0]].repeat_interleave(width, 1)
     return weight.double() * whole[:, : weight.shape[1]]
 

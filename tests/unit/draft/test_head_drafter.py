@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from stridelm import LLM, SamplingParams
-from support.checkpoints.fp8 import FORMS, write_fp8
+from support.checkpoints.fp8 import SUMS, write_fp8
 from support.checkpoints.heads import EagleForm, MtpForm, write_eagle, write_mtp
 from support.checkpoints.models import write
 from support.checks.watch import CLOSE, VOCAB, Watch, continued, prompts, vary_depths
@@ -109,7 +109,7 @@ def test_drafts_are_the_oracle_s(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("modules", [1, 2])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SUMS)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
 def test_modules_in_eight_bits(tmp_path: Path, kind: str, form: str, modules: int) -> None:
     """Drafts of modules that a checkpoint stores in eight bits, like its target's layers, are those of the format's

@@ -20,7 +20,7 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.expert_products import of_every_expert
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts
 from stridelm.models.layers.products import tiled_product
-from support.checkpoints.fp8 import FORMS, by_definition
+from support.checkpoints.fp8 import FORMS, SUMS, by_definition
 from support.checks.compiled import compiled
 from support.checks.fp8 import (
     Case,
@@ -42,6 +42,7 @@ from support.doubles.interpreter import INTERPRETED
 SHAPES = [(1, 128, (96,)), (5, 336, (130,)), (17, 48, (64, 40)), (33, 256, (256, 128, 72)), (3, 1296, (128, 128))]
 """Rows, inputs, matrices: whole blocks and partial ones, and matrices that end within a block."""
 by_form = pytest.mark.parametrize("form", FORMS)
+by_sum = pytest.mark.parametrize("form", SUMS)
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
@@ -77,17 +78,17 @@ def test_plain(shape: tuple[int, int, tuple[int, ...]], form: str) -> None:
     """With the library's product and in tiles; a weight that is widened in several pieces too."""
     case = Case(*shape, form, torch.float32)
     for by in (torch.nn.functional.linear, tiled_product):
-        check_product(case, partial(plain_product, by=by))
+        check_product(case, partial(plain_product, by=by, powers=case.powers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stridelm.kernels.plain_fp8.CHUNK", 1)
-        check_product(case, plain_product)
+        check_product(case, partial(plain_product, powers=case.powers))
 
 
 @by_form
 @by_shape
 def test_plain_rows_are_their_own(shape: tuple[int, int, tuple[int, ...]], form: str) -> None:
     case = Case(40, *shape[1:], form, torch.float32)
-    check_row_bits(lambda x: plain_product(x, case.weight, case.scale, case.bias, tiled_product), case.x)
+    check_row_bits(lambda x: plain_product(x, case.weight, case.scale, case.bias, tiled_product, case.powers), case.x)
 
 
 @INTERPRETED
@@ -106,14 +107,14 @@ def test_gated(out: int, form: str) -> None:
 
 
 @INTERPRETED
-@by_form
+@by_sum
 @pytest.mark.parametrize("outs", [(192, 192), (128, 128)])
 def test_tiles(outs: tuple[int, ...], form: str) -> None:
     check_tiles(Case(131, 208, outs, form, torch.float32))
 
 
 @INTERPRETED
-@by_form
+@by_sum
 @pytest.mark.parametrize(
     ("count", "out", "inputs"), [(1, 96, 1024), (1, 96, 2064), (20, 130, 1024), (20, 130, 2064), (40, 130, 2064)]
 )
@@ -131,7 +132,7 @@ def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
 
 
 @INTERPRETED
-@by_form
+@by_sum
 @pytest.mark.parametrize("blocks", [2, 4])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_products_of_several_blocks(parts: int, blocks: int, form: str) -> None:
@@ -148,7 +149,7 @@ def test_products_of_several_blocks(parts: int, blocks: int, form: str) -> None:
 
 
 @INTERPRETED
-@by_form
+@by_sum
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize("count", [40, 70])
 def test_tall_tiles(count: int, activation: str | None, form: str) -> None:
@@ -163,7 +164,7 @@ def test_tall_tiles(count: int, activation: str | None, form: str) -> None:
 
 
 @INTERPRETED
-@by_form
+@by_sum
 def test_rows_are_their_own(form: str) -> None:
     """Whatever tile is chosen for the rows beside it."""
     case = Case(70, 272, (96,), form, torch.float16)
@@ -179,8 +180,8 @@ def test_rows_are_their_own(form: str) -> None:
 def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
     """One after another, all through each, and in few launches."""
     case = ExpertsCase(count, 5, 2, *sizes, form, torch.float32, "cpu")
-    for products in (FP8Experts(case.layer, tiled_product), GroupedFP8Experts(case.layer)):
-        case.check_parts(products, PlainOps())
+    for kind in (FP8Experts, GroupedFP8Experts):
+        case.check_parts(kind(case.layer, tiled_product, case.powers), PlainOps())
     every = of_every_expert(case.inputs(case.chosen), 5, lambda expert, x: x + expert)
     assert torch.equal(every, case.x[:, None] + case.chosen[..., None])
 
@@ -196,7 +197,8 @@ def test_quantised_while_loading() -> None:
 
 
 def test_transformers_agrees() -> None:
-    """Its own code widens a weight to the same numbers, and quantises one to the same within a rounding of scales."""
+    """Its own code widens a weight to the same numbers, and quantises one to the same within a rounding of scales, or
+    to the same where these are powers of two."""
     theirs = pytest.importorskip("transformers.integrations.finegrained_fp8")
     matrix = noise(1, 256, 384, dtype=torch.float32, device="cpu")
     stored, scale = quantised(matrix)
@@ -208,6 +210,12 @@ def test_transformers_agrees() -> None:
     torch.testing.assert_close(made["x.weight_scale_inv"], scale, rtol=1e-6, atol=0)
     same = (made["x.weight"].float() == stored.float()).float().mean()
     assert float(same) > 0.999
+    if hasattr(theirs, "_get_ue8m0_dtype"):
+        settings.scale_fmt = "ue8m0"
+        made = theirs.Fp8Quantize(SimpleNamespace(quantization_config=settings)).convert({"x.weight": matrix})
+        stored, scale = by_definition(matrix, "powers")
+        assert torch.equal(made["x.weight_scale_inv"].float(), scale)
+        assert torch.equal(made["x.weight"].float(), stored.float())
 
 
 def test_the_tensor_cores_multiply(tmp_path: Path) -> None:

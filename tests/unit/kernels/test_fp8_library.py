@@ -15,11 +15,11 @@ from stridelm.kernels.fp8 import product
 from stridelm.kernels.plain_fp8 import form_of, plain_product, quantise, widened_rows
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.models.layers.fp8 import FP8Product
-from support.checkpoints.fp8 import BLOCK, FORMS
+from support.checkpoints.fp8 import BLOCK, SUMS
 from support.checks.fp8 import ROW_FORMS, Case, check_product
 from support.doubles.interpreter import INTERPRETED
 
-by_form = pytest.mark.parametrize("form", FORMS)
+by_form = pytest.mark.parametrize("form", SUMS)
 
 
 class Library:

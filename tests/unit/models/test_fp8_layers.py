@@ -20,20 +20,20 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.fitting import fill
 from stridelm.models.layers.attention import Attention, HeadsSpec
 from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format, FP8Product
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_BLOCK_POWERS, BY_CHANNEL, FP8Format, FP8Product
 from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import Ropes, RopeSpec
 from stridelm.models.layers.slots import WHOLE, Split
 from stridelm.models.loader import screaming
-from support.checkpoints.fp8 import SCALES, by_definition, write_fp8
+from support.checkpoints.fp8 import SCALES, SUMS, by_definition, write_fp8
 from support.checkpoints.heads import write_modules
 from support.checks.linear import check_row_bits, rows
 from support.checks.row_ops import noise
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.fp8 import rows_by_definition, widened
 
-FORMS = {"block": BY_BLOCK, "channel": BY_CHANNEL}
+FORMS = {"block": BY_BLOCK, "powers": BY_BLOCK_POWERS, "channel": BY_CHANNEL}
 WIDTH = 512
 ALIGNED, UNALIGNED = {"q": 512, "k": 256, "v": 256}, {"q": 48, "k": 24, "v": 20}
 by_form = pytest.mark.parametrize("form", FORMS)
@@ -120,7 +120,7 @@ def test_mtp_modules(checkpoint: Callable[..., Path], tmp_path: Path, form: str)
 
 
 @INTERPRETED
-@by_form
+@pytest.mark.parametrize("form", SUMS)
 @pytest.mark.parametrize("rows_of_step", [5, 70])
 def test_norms_and_gates_quantise_for_their_readers(
     monkeypatch: pytest.MonkeyPatch, rows_of_step: int, form: str

@@ -1,7 +1,7 @@
 """Weights in eight bits with scales, and products of rows that are quantised as they come (kernels/plain_fp8.py).
 
 - by block: a scale for every 128 x 128 numbers of a matrix, and one for every 128 columns of a row (DeepSeek-V3, arXiv
-  2412.19437, section 3.3);
+  2412.19437, section 3.3), any number or a power of two (DeepSeek-V3.1);
 - by channel: a scale for every output feature, and one for a whole row.
 """
 
@@ -13,6 +13,7 @@ from math import gcd
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from stridelm.kernels.ops import Parts
@@ -35,9 +36,9 @@ class FP8Format:
     replaceable: ClassVar[bool] = False
     kept = frozenset(("weight", "weight_scale"))
 
-    def __init__(self, name: str, scale: str, *, by_block: bool) -> None:
-        """scale: what checkpoints call a weight's scales."""
-        self.name, self.scale, self.by_block = name, scale, by_block
+    def __init__(self, name: str, scale: str, *, by_block: bool, powers: bool = False) -> None:
+        """scale: what checkpoints call a weight's scales. powers: whether they are powers of two, and rows' are."""
+        self.name, self.scale, self.by_block, self.powers = name, scale, by_block, powers
 
     def parameters(self, stack: Stack) -> Mapping[str, nn.Parameter | None]:
         """Raises ValueError for shares that would cut a block, or rows that are quantised whole."""
@@ -86,35 +87,45 @@ class FP8Format:
 
     @property
     def plain(self) -> Product:
-        return plain_product
+        return partial(plain_product, powers=self.powers)
 
     def product(self, layer: Linear, *, deterministic: bool, shared: bool) -> Product:
         assert not shared
-        return chosen(layer.weight, layer.get_parameter("weight_scale"), layer.bias, deterministic=deterministic)
+        scale = layer.get_parameter("weight_scale")
+        return chosen(layer.weight, scale, layer.bias, deterministic=deterministic, powers=self.powers)
 
     def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
-        return FP8Experts(layer)
+        return FP8Experts(layer, powers=self.powers)
 
     def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
-        return chosen_fp8_experts(layer, deterministic=deterministic)
+        return chosen_fp8_experts(layer, deterministic=deterministic, powers=self.powers)
 
 
 BY_BLOCK = FP8Format("FP8 by block", "weight_scale_inv", by_block=True)
+BY_BLOCK_POWERS = FP8Format("FP8 by block (UE8M0)", "weight_scale_inv", by_block=True, powers=True)
 BY_CHANNEL = FP8Format("FP8 by channel", "weight_scale", by_block=False)
 
 
 def chosen(
-    weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None = None, *, deterministic: bool
+    weight_OI: torch.Tensor,
+    scale_QS: torch.Tensor,
+    bias_O: torch.Tensor | None = None,
+    *,
+    deterministic: bool,
+    powers: bool = False,
 ) -> Product:
-    """The fastest product for the weight's device."""
+    """The fastest product for the weight's device. powers: whether scales are powers of two."""
     if weight_OI.is_cuda:
         from stridelm.kernels import fp8, fp8_library
 
         if fp8.can_multiply(weight_OI, torch.bfloat16):
             arrivals = None if deterministic else fp8.no_arrivals(weight_OI.device)
             ones = None if deterministic else ones_of_parts(weight_OI.device)
-            return FP8Product(form_of(scale_QS), arrivals, fp8_library.can_multiply(weight_OI, scale_QS, bias_O), ones)
-    return partial(plain_product, by=tiled_product) if deterministic else plain_product
+            # The library tells by the scales' shape how rows are quantised.
+            library = form_of(scale_QS).by_block or not powers
+            library = library and fp8_library.can_multiply(weight_OI, scale_QS, bias_O)
+            return FP8Product(form_of(scale_QS, powers), arrivals, library, ones)
+    return partial(plain_product, by=tiled_product if deterministic else F.linear, powers=powers)
 
 
 class FP8Product:
@@ -127,6 +138,10 @@ class FP8Product:
         """arrivals: of the fast ones. Each layer has its own, since two layers may run on different streams. library:
         whether it multiplies by this weight. ones: of `ones_of_parts`, if sums may be left in parts."""
         self.row_form, self.arrivals, self.library, self.ones = row_form, arrivals, library, ones
+
+    @property
+    def powers(self) -> bool:
+        return self.row_form is RowForm.POWERS
 
     def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
@@ -145,14 +160,14 @@ class FP8Product:
         from stridelm.kernels.quantise import quantised
 
         if x.dtype == torch.float64:
-            return plain_product(x, weight, scale, bias, by=tiled_product)
+            return plain_product(x, weight, scale, bias, tiled_product, self.powers)
         if self.library and x.shape[0] >= fp8_library.FASTER_FROM and x.dtype == torch.bfloat16 and activation is None:
             x = quantised(x, self.row_form)
             if self.arrivals is not None:
                 return fp8_library.multiply(x, weight, scale, bias)
             if fp8_library.agrees(x, weight, bias):
                 return fp8_library.multiply(x, weight, scale, bias, fp8_library.TRIED)
-        return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals)
+        return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=self.powers)
 
     def parts(self, x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
         """The product in parts that whoever reads it adds up, where that is faster."""
@@ -160,7 +175,7 @@ class FP8Product:
 
         if self.ones is None or bias is not None or x.dtype == torch.float64:
             return None
-        sums_NPO = left_in_parts(x, weight, scale)
+        sums_NPO = left_in_parts(x, weight, scale, powers=self.powers)
         return None if sums_NPO is None else with_ones(sums_NPO, self.ones)
 
     def gated_rows(
@@ -174,6 +189,7 @@ class FP8Product:
     ) -> Rows:
         from stridelm.kernels.fp8 import gated_product
 
-        if form is not RowForm.BLOCKS:  # no program has a whole row
+        if not form.by_block:  # no program has a whole row
             return self(x, weight, scale, bias, activation)
-        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals)
+        powers = form is RowForm.POWERS
+        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=powers)

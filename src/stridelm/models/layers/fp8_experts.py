@@ -28,8 +28,9 @@ class FP8Experts:
 
     packs: ClassVar[bool] = False
 
-    def __init__(self, layer: StoredExperts, by: Product = F.linear) -> None:
-        self.layer, self.by = layer, by
+    def __init__(self, layer: StoredExperts, by: Product = F.linear, powers: bool = False) -> None:
+        """powers: whether scales are powers of two."""
+        self.layer, self.by, self.powers = layer, by, powers
 
     def tensors(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """Weights and scales of gate above up, and of down."""
@@ -41,8 +42,8 @@ class FP8Experts:
         gate_ups, downs = (list(zip(weight.chunk(experts), scale.chunk(experts))) for weight, scale in self.tensors())
 
         def run(expert: int, x: torch.Tensor) -> torch.Tensor:
-            inner = ops.gate(plain_product(x, *gate_ups[expert], None, self.by), inputs.activation)
-            return plain_product(inner, *downs[expert], None, self.by)
+            inner = ops.gate(plain_product(x, *gate_ups[expert], None, self.by, self.powers), inputs.activation)
+            return plain_product(inner, *downs[expert], None, self.by, self.powers)
 
         return (of_every_expert if inputs.x_NH.is_cuda else in_turn)(inputs, experts, run)
 
@@ -52,21 +53,21 @@ class GroupedFP8Experts(FP8Experts):
 
     @property
     def row_form(self) -> RowForm:
-        return form_of(self.layer.get_parameter("gate_up_scale"))
+        return form_of(self.layer.get_parameter("gate_up_scale"), self.powers)
 
     def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
         from stridelm.kernels.fp8_experts import expert_parts
 
         if inputs.x_NH.dtype == torch.float64:
             return super().__call__(inputs, ops)
-        return expert_parts(inputs.x, inputs.chosen_NK, *self.tensors(), inputs.activation)
+        return expert_parts(inputs.x, inputs.chosen_NK, *self.tensors(), inputs.activation, self.powers)
 
 
-def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
+def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool, powers: bool = False) -> ExpertProducts:
     """The fastest for the weights' device; if equal bits are promised, among those that keep them."""
     if layer.gate_up.is_cuda:
         from stridelm.kernels.fp8 import can_multiply
 
         if all(can_multiply(weight, torch.bfloat16) for weight in (layer.gate_up, layer.down)):
-            return GroupedFP8Experts(layer, tiled_product)
-    return FP8Experts(layer, tiled_product if deterministic else F.linear)
+            return GroupedFP8Experts(layer, tiled_product, powers)
+    return FP8Experts(layer, tiled_product if deterministic else F.linear, powers)
