@@ -8,6 +8,8 @@ from typing import Any
 
 Ids = tuple[int, ...]
 EXACT_ON_GPU = {"deterministic": True, "attention": "triton"}
+IN_EIGHT_BITS = ("quantization", "kv_cache_dtype")
+"""Options by which weights or KV are in eight bits."""
 
 
 class Shown:
@@ -127,7 +129,9 @@ class Case(Shown):
 
     @property
     def precision(self) -> str:
-        """How precisely the oracle can compare, a key of its margins."""
+        """How precisely the oracle can compare, a key of its margins if it can at all."""
+        if any(self.engine.get(option) == "fp8" for option in IN_EIGHT_BITS):
+            return "eight bits"
         return self.dtype if self.device == "cpu" else f"{self.dtype} on a GPU"
 
     def on(self, device: str) -> Case:

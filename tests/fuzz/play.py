@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fuzz.cases import Ask, BadRequest, Case, ClosedStream, Raises
+from fuzz.cases import IN_EIGHT_BITS, Ask, BadRequest, Case, ClosedStream, Raises
 from fuzz.checkpoints import directory, head_directories
 from fuzz.found import Found, guarded
 from stridelm import LLM, SamplingParams
@@ -291,6 +291,7 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
         "enable_prefix_caching": False,
         "num_pages": 30,
         "skip_tokenizer_init": engine_options(case)["skip_tokenizer_init"],
+        **{option: case.engine[option] for option in IN_EIGHT_BITS if option in case.engine},
     }
 
     if case.device != "cpu":

@@ -10,7 +10,19 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from fuzz.cases import EXACT_ON_GPU, Ask, BadRequest, Case, Checkpoint, ClosedStream, Fault, Ids, Raises, has_assistant
+from fuzz.cases import (
+    EXACT_ON_GPU,
+    IN_EIGHT_BITS,
+    Ask,
+    BadRequest,
+    Case,
+    Checkpoint,
+    ClosedStream,
+    Fault,
+    Ids,
+    Raises,
+    has_assistant,
+)
 from fuzz.random_requests import random_ask
 from stridelm.models import MODELS
 from support.oracles import models as oracles
@@ -103,6 +115,9 @@ def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str
     if rng.random() < 0.05:
         options["check_pages"] = True
         options.pop("enforce_eager", None)
+    for option in IN_EIGHT_BITS:
+        if rng.random() < 0.1:
+            options[option] = "fp8"
     return options
 
 
