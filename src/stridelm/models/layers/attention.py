@@ -122,9 +122,7 @@ class Attention(ModelPart):
         return self.shard.sum(self.o(mixed_NC)) if len(mixed_NC) else mixed_NC.new_empty(0, self.width)
 
     def parts(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor | Parts:
-        """The same, or its Parts, unless ranks have shares of it."""
-        if self.shard.world > 1:
-            return self(x, positions_N, mix, ops)
+        """The same, or its Parts."""
         mixed_NC = self._mixed(x, positions_N, mix)
         return self.o.parts(mixed_NC) if len(mixed_NC) else mixed_NC.new_empty(0, self.width)
 

@@ -99,7 +99,8 @@ class MLPSpec(Protocol):
     def build(self, site: Site) -> ModelPart:
         """Its forward takes (x [N, width], ops), and the stream [N, width] if it reads that. Returns [N, width]. A
         module that sums parts may also have `parts`, which takes the same and returns the same or its `Parts`, whose
-        sum is then left to the operation that adds it to the stream. x may be of the part's `row_form`."""
+        sum is then left to the operation that adds it to the stream; not called if ranks have shares of it. x may be of
+        the part's `row_form`."""
         ...
 
 
@@ -277,6 +278,8 @@ class Block(ModelPart):
         whether the stream is read as it is after the block, and not its norm."""
         super().__init__()
         self.spec, self.layer, self.settles = spec, site.layer, settles
+        self.leaves_parts = site.shard.world == 1 and not spec.norms_after
+        """Whether what its parts return is added by whoever adds it to the stream."""
         self.mixer_norm = nn.Parameter(torch.empty(site.width)) if normed else None
         self.mixer = spec.mixer.build(site)
         self.mlp_norm = nn.Parameter(torch.empty(site.width))
@@ -289,8 +292,9 @@ class Block(ModelPart):
         self.compiled: CompiledBlocks | None = None
 
     def _parts_of(self, part: ModelPart) -> Callable[..., torch.Tensor | Parts]:
-        """The part's forward, or its `parts` if a norm comes after what it returns is added, and none before."""
-        return part if self.spec.norms_after else getattr(part, "parts", part)
+        """The part's forward, or its `parts` if a norm comes after what it returns is added, none before, and no other
+        rank has a share of it."""
+        return getattr(part, "parts", part) if self.leaves_parts else part
 
     def forward(
         self,

@@ -73,13 +73,10 @@ class Mixture(ModelPart):
         return self.experts.row_form
 
     def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
-        return self.shard.sum(ops.combine(*self._parts(x, ops)))
+        return self.shard.sum(ops.combine(*self.parts(x, ops)))
 
-    def parts(self, x: Rows, ops: Ops) -> torch.Tensor | Parts:
-        """The same before it is summed, unless ranks have shares of it."""
-        return self._parts(x, ops) if self.shard.world == 1 else self(x, ops)
-
-    def _parts(self, x: Rows, ops: Ops) -> Parts:
+    def parts(self, x: Rows, ops: Ops) -> Parts:
+        """The same before it is summed."""
         chosen_NK, weights_NW = self.router(dense_of(x), ops)
         if self.shared is None:
             return Parts(self.experts(x, chosen_NK, ops), weights_NW)

@@ -138,9 +138,7 @@ class LatentAttention(ModelPart):
         return self.shard.sum(self.o(self._mixed(x, positions_N, mix, ops)))
 
     def parts(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor | Parts:
-        """The same, or its Parts, unless ranks have shares of it."""
-        if self.shard.world > 1:
-            return self(x, positions_N, mix, ops)
+        """The same, or its Parts."""
         return self.o.parts(self._mixed(x, positions_N, mix, ops))
 
     def _mixed(self, x: Rows, positions_N: torch.Tensor, mix: Mix, ops: Ops) -> torch.Tensor:

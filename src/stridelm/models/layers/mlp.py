@@ -62,8 +62,8 @@ class GatedMLP(ModelPart):
         return self.shard.sum(self.share(x, ops))
 
     def parts(self, x: Rows, ops: Ops) -> torch.Tensor | Parts:
-        """The same, or its Parts, unless ranks have shares of it."""
-        return self.down.parts(self._inner_rows(x, ops)) if self.shard.world == 1 else self(x, ops)
+        """The same, or its Parts."""
+        return self.down.parts(self._inner_rows(x, ops))
 
     def share(self, x: Rows, ops: Ops) -> torch.Tensor:
         """This rank's summand."""
