@@ -158,7 +158,7 @@ def fp8_many(settings: Settings) -> Section:
     for shape, rows in itertools.product(FP8_SHAPES, MANY_ROWS):
         outputs, inputs, _ = FP8_SHAPES[shape]
         weights = [drawn_fp8(outputs, inputs) for _ in range(min(8, max(3, -(-L2_BYTES // (outputs * inputs)))))]
-        if not can_multiply(*weights[0], None):
+        if not can_multiply(*weights[0], None, RowForm.BLOCKS):
             continue
         x = torch.randn(rows, inputs, device="cuda").bfloat16()
         quantised, arrivals = quantise(x, RowForm.BLOCKS), no_arrivals(x.device)

@@ -123,11 +123,14 @@ def test_random_weights(checkpoint: Checkpoint, stored: Callable[..., Path], qua
     assert len(out.generate([5, 6, 7])[0].outputs[0].token_ids) > 0
 
 
-def test_inspect(stored: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("form", "name"), [("block", "FP8 by block"), ("powers", "FP8 by block (UE8M0)"), ("channel", "FP8 by channel")]
+)
+def test_inspect(stored: Callable[..., Path], capsys: pytest.CaptureFixture[str], form: str, name: str) -> None:
     """The format is named."""
-    assert main(["inspect", str(stored("llama-biases", "block")), "--json"]) == 0
+    assert main(["inspect", str(stored("llama-biases", form)), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["weight_formats"] == ["FP8 by block", "dense"]
+    assert facts["weight_formats"] == [name, "dense"]
     assert facts["stored"]["float8_e4m3fn"] == 14
 
 
@@ -289,6 +292,10 @@ SPOILED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "a scale in eight bits": (
         lambda t: t.update({f"{DOWN}weight_scale_inv": torch.ones(2, 3).to(torch.float8_e4m3fn)}),
         rf"of a dtype that weights cannot have: {DOWN}weight_scale_inv",
+    ),
+    "a scale as a power of two": (
+        lambda t: t.update({f"{DOWN}weight_scale_inv": torch.ones(2, 3).to(torch.float8_e8m0fnu)}),
+        rf"{DOWN}weight_scale_inv \(torch.float8_e8m0fnu\); .* need scale_fmt 'ue8m0' in its quantization_config",
     ),
     "a dense tensor in a fused matrix": (
         lambda t: t.update({"model.layers.1.mlp.up_proj.weight": torch.zeros(384, 256)}),

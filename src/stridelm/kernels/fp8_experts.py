@@ -166,7 +166,7 @@ def multiply(
     outputs, blocks = y.shape[1], scale.shape[1]
     rows = quantised(x, form_of(scale, powers))
     assert rows.q_NI.is_contiguous()
-    out, out_scales, share, _ = destination(y, BLOCK)
+    out, out_scales, share, gated_powers = destination(y, BLOCK)
     tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
     assert out_scales is None or tile.outputs == share
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
@@ -191,7 +191,7 @@ def multiply(
         rows.form.by_block,
         order.is_sorted,
         DTYPES[x.dtype],
-        powers,
+        gated_powers,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -35,10 +35,12 @@ _RUNS: dict[tuple[object, ...], bool] = {}
 """Whether the library took the product of a shape."""
 
 
-def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None) -> bool:
-    """Whether the library multiplies by this weight with bfloat16 results: tried once per shape."""
+def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.Tensor | None, form: RowForm) -> bool:
+    """Whether the library multiplies rows of this form by this weight with bfloat16 results: tried once per shape."""
     outputs, inputs = weight_OI.shape
     by_block = form_of(scale_QS).by_block
+    if form.by_block is not by_block:  # it tells by the scales' shape how rows are quantised
+        return False
     if not weight_OI.is_cuda or torch.cuda.get_device_capability(weight_OI.device) != CAPABILITY:
         return False
     if by_block and (rows_per_scale(outputs, scale_QS.shape[0]) != BLOCK or inputs % (EACH * BLOCK)):
@@ -47,7 +49,7 @@ def can_multiply(weight_OI: torch.Tensor, scale_QS: torch.Tensor, bias_O: torch.
         return True
     key = weight_OI.shape, scale_QS.shape, bias_O is None, weight_OI.device
     if key not in _RUNS:
-        x = quantise(torch.zeros(BLOCK, inputs, dtype=torch.bfloat16, device=weight_OI.device), form_of(scale_QS))
+        x = quantise(torch.zeros(BLOCK, inputs, dtype=torch.bfloat16, device=weight_OI.device), form)
         try:
             multiply(x, weight_OI, scale_QS, bias_O)
         except torch.OutOfMemoryError:
@@ -102,13 +104,15 @@ def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, bias_O: torch.Tensor | 
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         nothing = None if bias_O is None else torch.zeros_like(bias_O)  # beside which a rounding would not show
-        asked = *_cancelling(rows, weight_OI.shape, device), nothing
-        return product(*asked), multiply(*asked)
+        asked = *_cancelling(rows, weight_OI.shape, device, x_NI.form), nothing
+        return product(*asked, powers=x_NI.form is RowForm.POWERS), multiply(*asked)
 
     return agree(("fp8", weight_OI.shape, bias_O is None, rows, device), both)
 
 
-def _cancelling(rows: int, shape: torch.Size, device: torch.device) -> tuple[QuantisedRows, torch.Tensor, torch.Tensor]:
+def _cancelling(
+    rows: int, shape: torch.Size, device: torch.device, form: RowForm
+) -> tuple[QuantisedRows, torch.Tensor, torch.Tensor]:
     """Rows, and a weight by block with its scales, whose second half of columns takes away what the first adds."""
     outputs, half = shape[0], shape[1] // 2
     numbers = torch.Generator(device).manual_seed(0)
@@ -117,7 +121,7 @@ def _cancelling(rows: int, shape: torch.Size, device: torch.device) -> tuple[Qua
         return torch.randn(shape, generator=numbers, dtype=torch.bfloat16, device=device)
 
     weight, scale = drawn(outputs, half), drawn(-(-outputs // BLOCK), half // BLOCK).float().abs()
-    x = quantise(drawn(rows, half).repeat(1, 2), RowForm.BLOCKS)
+    x = quantise(drawn(rows, half).repeat(1, 2), form)
     return x, torch.cat([weight.to(E4M3), weight.neg_().to(E4M3)], 1), scale.repeat(1, 2)
 
 

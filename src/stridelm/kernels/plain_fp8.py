@@ -1,8 +1,8 @@
 """The arithmetic of weights in eight-bit floats (e4m3: Micikevicius et al. 2022, arXiv 2209.05433), in torch.
 
 A number's scale is the largest magnitude beside it over 448, e4m3's largest, in float32, and where scales are powers of
-two, the next one (UE8M0: Mishra et al. 2025, arXiv 2506.08027). Rows are quantised as they come, each by itself: every
-128 columns, or the whole row, as the weight is. Products are summed in float32.
+two (UE8M0: Mishra et al. 2025, arXiv 2506.08027) it is rounded up to one. Rows are quantised as they come, each by
+itself: every 128 columns, or the whole row, as the weight is. Products are summed in float32.
 
 Legend: N rows, I input width, O output width; Q rows of scales and S columns of them; K columns of a block.
 """
@@ -67,7 +67,7 @@ def quantise(x_NI: torch.Tensor, form: RowForm) -> QuantisedRows:
     x_NSK = F.pad(x, (0, -width % BLOCK)).unflatten(1, (-1, BLOCK)) if form.by_block else x[:, None]
     scale = _scale(x_NSK.abs().amax(-1, keepdim=True))
     if form is RowForm.POWERS:
-        scale = power_above(scale)
+        scale = up_to_power(scale)
     q_NI = (x_NSK / scale).to(E4M3).flatten(1)[:, :width]
     return QuantisedRows(q_NI.contiguous(), scale[..., 0].t().contiguous(), x_NI.dtype, form)
 
@@ -114,7 +114,7 @@ def _scale(largest: torch.Tensor) -> torch.Tensor:
     return largest.clamp_min(LEAST) / torch.full((), LARGEST, device=largest.device)
 
 
-def power_above(scale: torch.Tensor) -> torch.Tensor:
+def up_to_power(scale: torch.Tensor) -> torch.Tensor:
     """The least power of two that is not below each of these float32 numbers, which are normal and positive."""
     return ((scale.view(torch.int32) + MANTISSA) & ~MANTISSA).view(torch.float32)
 

@@ -14,7 +14,7 @@ import torch
 
 
 class RowForm(Enum):
-    """Which of a row's numbers, in eight bits (plain_fp8.py), share a scale."""
+    """Which of a row's numbers, in eight bits (plain_fp8.py), share a scale, and what scales may be."""
 
     BLOCKS = "blocks"
     """Every 128 columns."""

@@ -82,8 +82,9 @@ def _route_kernel(
         better_GG = best_G[None, :] > best_G[:, None]
         better_GG |= (best_G[None, :] == best_G[:, None]) & (group_G[None, :] < group_G[:, None])
         choice_GM = tl.where((tl.sum(better_GG.to(tl.int32), 1) < KEPT)[:, None], choice_GM, float("-inf"))
-    # The smallest key is that of the largest choice, and of equal ones the first expert is taken. In 32 bits, for which
-    # a warp has an instruction that reduces.
+    # The smallest key is that of the largest choice, and of equal ones the first expert is taken. Keys have 32 bits,
+    # since a warp reduces these by one instruction. So do scores as integers, which are not negative: LAST_INT is above
+    # all of them, or the NaN that is one.
     expert_E = tl.reshape(tl.where(exists_GM, expert_GM, LAST_INT), [BLOCK_G * BLOCK_M])
     key_E = tl.reshape(tl.where(exists_GM, order_key(choice_GM), LAST_KEY), [BLOCK_G * BLOCK_M])
     score_E = tl.reshape(score_GM, [BLOCK_G * BLOCK_M]).to(tl.int32, bitcast=True)
@@ -92,10 +93,10 @@ def _route_kernel(
     weight_K = tl.zeros([BLOCK_K], tl.int32)
     for k in range(K):
         expert = tl.min(tl.where(key_E == tl.min(key_E, 0), expert_E, LAST_INT), 0)
-        is_it_E = expert_E == expert
-        key_E = tl.where(is_it_E, LAST_KEY, key_E)
+        taken_E = expert_E == expert
+        key_E = tl.where(taken_E, LAST_KEY, key_E)
         expert_K = tl.where(k_K == k, expert, expert_K)
-        weight_K = tl.where(k_K == k, tl.min(tl.where(is_it_E, score_E, LAST_INT), 0), weight_K)
+        weight_K = tl.where(k_K == k, tl.min(tl.where(taken_E, score_E, LAST_INT), 0), weight_K)
     tl.store(chosen + row * K + k_K, expert_K.to(tl.int64), mask=k_K < K)
     weight_K = weight_K.to(tl.float32, bitcast=True)
     if own_scale is not None:

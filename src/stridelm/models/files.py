@@ -79,7 +79,7 @@ def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 header = handle.get_slice(name)
                 stored = header.get_dtype()
                 if stored not in STORED:
-                    supported = ", ".join((*DTYPES, "float8_e4m3fn"))
+                    supported = ", ".join((*DTYPES, "float8_e4m3fn with scales"))
                     raise ValueError(
                         f"{file} stores {name} as {stored}; supported: {supported}; give a checkpoint in one of these"
                     )

@@ -79,6 +79,8 @@ def fill(
         remedy = "copy both from the model again"
         if any(str(torch.float8_e4m3fn) in text for text in unsupported):
             remedy += ", with config.json's quantization_config if weights are in eight bits"
+        if any(str(torch.float8_e8m0fnu) in text for text in unsupported):
+            remedy += "; scales of that dtype need scale_fmt 'ue8m0' in its quantization_config"
         if any(map(OF_MODULE.match, unexpected)):
             remedy += f", or let config.json declare all MTP modules that are there ({' or '.join(EXTRA_MODULES)})"
         raise ValueError(f"the weights in {path} do not fit its config.json; {'; '.join(problems)}; {remedy}")

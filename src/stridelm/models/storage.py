@@ -23,7 +23,7 @@ from stridelm.values import shortened
 Tensors = Iterator[tuple[str, torch.Tensor]]
 WEIGHT = ".weight"
 E8M0 = torch.float8_e8m0fnu
-"""Powers of two in eight bits, as scales may be stored that all are."""
+"""Powers of two in eight bits, in which scales may be stored."""
 METHODS = ("fp8", "compressed-tensors")
 """Values of `quant_method` whose weights can be read."""
 QUANTIZATIONS = {"fp8": BY_BLOCK}

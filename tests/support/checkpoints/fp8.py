@@ -69,13 +69,13 @@ def by_definition(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.
         for j, block in enumerate(rows.split(width, 1)):
             scales[i, j] = block.abs().max().float() / 448
             if form == "powers":
-                scales[i, j] = power_above(float(scales[i, j]))
+                scales[i, j] = up_to_power(float(scales[i, j]))
             part = (block.float() / scales[i, j]).to(torch.float8_e4m3fn)
             stored[i * height : (i + 1) * height, j * width : (j + 1) * width] = part
     return stored, scales
 
 
-def power_above(number: float) -> float:
+def up_to_power(number: float) -> float:
     """The least power of two that is not below it."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(1.0, exponent - (mantissa == 0.5))

@@ -40,6 +40,7 @@ ROUTINGS = {
         norm_topk_prob=True,
         routed_scaling_factor=2.5,
     ),
+    "many": Routing(num_experts=512, num_experts_per_tok=10, norm_topk_prob=True),
 }
 """As published models route, and at the limits."""
 
@@ -122,7 +123,17 @@ def check_route_parts(ops: Ops, device: str) -> None:
 
 
 def check_ties_and_nan(ops: Ops, device: str) -> None:
-    """Of equal scores the first expert's is taken. Where scores are NaN, experts exist, and their weights are NaN."""
+    """Of equal scores the first expert's is taken. Where scores are NaN, experts exist, and their weights are NaN; one
+    that is comes first, and leaves the others' alone."""
+    for routing in (ROUTINGS["softmax"], ROUTINGS["many"]):
+        logits = noise(5, 20, routing.num_experts, dtype=torch.float32, device=device).round()
+        chosen, _ = ops.route(logits, routing)
+        wanted = logits.sort(dim=1, descending=True, stable=True).indices
+        assert torch.equal(chosen, wanted[:, : routing.num_experts_per_tok])
+    logits = noise(6, 2, 12, dtype=torch.float32, device=device)
+    logits[0, 7] = float("nan")
+    chosen, weights = ops.route(logits, ROUTINGS["sigmoid"])
+    assert chosen[0, 0] == 7 and weights.isnan().sum() == 1 and bool(weights[0, 0].isnan())
     for routing in (ROUTINGS["softmax"], ROUTINGS["groups"]):
         each = routing.num_experts_per_tok
         chosen, _ = ops.route(torch.zeros(3, routing.num_experts, device=device), routing)

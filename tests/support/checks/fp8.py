@@ -217,7 +217,7 @@ def check_parts_left_to_a_norm(case: Case, dtype: torch.dtype) -> None:
     """Whoever adds the parts, the stream and its norm have the same bits. case: of so few rows that sums are taken in
     parts, here in this dtype."""
     device, ops, x = case.x.device, TritonOps(), case.x.to(dtype)
-    run = FP8Product(form_of(case.scale), no_arrivals(device), False, ones_of_parts(device))
+    run = FP8Product(ROW_FORMS[case.form], no_arrivals(device), False, ones_of_parts(device))
     parts = run.parts(x, case.weight, case.scale, None)
     assert parts is not None and run.parts(x, case.weight, case.scale, case.bias) is None
     shapes = parts.parts_NKC[:, 0].shape, parts.parts_NKC.shape[2:]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from support.checkpoints.fp8 import BLOCK, SCALES, power_above
+from support.checkpoints.fp8 import BLOCK, SCALES, up_to_power
 from support.doubles.stand import Stand
 from support.oracles.heads import Modules, mtp, rms_norm
 from support.oracles.models import CLOSE, PROMPT, engine_logits
@@ -30,7 +30,7 @@ def rows_by_definition(x: torch.Tensor, form: str) -> torch.Tensor:
     for part in x.cpu().float().split(x.shape[-1] if form == "channel" else BLOCK, -1):
         scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
         if form == "powers":
-            scale = scale.apply_(power_above)
+            scale = scale.apply_(up_to_power)
         parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
     return torch.cat(parts, -1).to(x)
 

@@ -504,9 +504,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "misshapen": (reweighed(model__norm__weight=torch.zeros(63)), "is [63], config.json says [64]"),
     "one dimension more": (reweighed(model__norm__weight=torch.zeros(64, 1)), "is [64, 1]"),
     "whole numbers": (reweighed(model__norm__weight=torch.ones(64, dtype=torch.int32)), "(torch.int32)"),
-    "scales alone": (
-        reweighed(spare=torch.ones(2).to(torch.float8_e8m0fnu)),
-        "stores spare as F8_E8M0; supported: bfloat16, float16, float32, float64, float8_e4m3fn; give a checkpoint in",
+    "complex numbers": (
+        reweighed(spare=torch.ones(2, dtype=torch.complex64)),
+        "stores spare as C64; supported: bfloat16, float16, float32, float64, float8_e4m3fn with scales; give a check",
     ),
     "in two files": (
         lambda path: save_file({"model.norm.weight": torch.ones(64)}, path / "other.safetensors"),

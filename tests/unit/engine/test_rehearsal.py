@@ -14,7 +14,7 @@ import torch
 
 import stridelm
 from support.checkpoints.assistants import write_assistant
-from support.checkpoints.fp8 import SUMS, write_fp8
+from support.checkpoints.fp8 import FORMS, write_fp8
 from support.checkpoints.heads import write_eagle
 from support.doubles.forks import forks
 from support.oracles.models import VARIANTS
@@ -118,7 +118,7 @@ def test_layers_that_share_are_rehearsed(
     assert found["left"] == 0
 
 
-@pytest.mark.parametrize("form", SUMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_checkpoint_is_rehearsed(
     checkpoint: Callable[..., Path], rehearse: Rehearse, tmp_path: Path, form: str
 ) -> None:

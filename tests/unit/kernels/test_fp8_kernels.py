@@ -114,7 +114,7 @@ def test_tiles(outs: tuple[int, ...], form: str) -> None:
 
 
 @INTERPRETED
-@by_sum
+@by_form
 @pytest.mark.parametrize(
     ("count", "out", "inputs"), [(1, 96, 1024), (1, 96, 2064), (20, 130, 1024), (20, 130, 2064), (40, 130, 2064)]
 )
@@ -124,7 +124,7 @@ def test_sums_in_parts(count: int, out: int, inputs: int, form: str) -> None:
     case = Case(count, inputs, (out,), form, torch.float32)
     parts = parts_of(-(-out // 64), -(-inputs // BLOCK), case.x.device)
     assert parts > 1
-    check_product(case, partial(product, arrivals=no_arrivals(case.x.device)))
+    check_product(case, partial(product, arrivals=no_arrivals(case.x.device), powers=case.powers))
     if form == "block":
         check_sums_in_parts(case, parts)
     for dtype in (torch.float32, torch.float16):

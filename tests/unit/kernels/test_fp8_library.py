@@ -15,11 +15,11 @@ from stridelm.kernels.fp8 import product
 from stridelm.kernels.plain_fp8 import form_of, plain_product, quantise, widened_rows
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from stridelm.models.layers.fp8 import FP8Product
-from support.checkpoints.fp8 import BLOCK, SUMS
+from support.checkpoints.fp8 import BLOCK, FORMS, SUMS
 from support.checks.fp8 import ROW_FORMS, Case, check_product
 from support.doubles.interpreter import INTERPRETED
 
-by_form = pytest.mark.parametrize("form", SUMS)
+by_sum = pytest.mark.parametrize("form", SUMS)
 
 
 class Library:
@@ -83,7 +83,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return library
 
 
-@by_form
+@by_sum
 @pytest.mark.parametrize("count", [1, 65, 66, 68])
 def test_product(library: Library, count: int, form: str) -> None:
     """Of any number of rows, with and without a bias."""
@@ -97,7 +97,7 @@ def test_product(library: Library, count: int, form: str) -> None:
     assert library.calls == 2
 
 
-@by_form
+@by_sum
 def test_padded(form: str) -> None:
     """Rows stay as they are, and those below are zeros."""
     x = quantise(Case(6, 384, (64,), form, torch.bfloat16).x, ROW_FORMS[form])
@@ -109,7 +109,7 @@ def test_padded(form: str) -> None:
 
 
 @INTERPRETED
-@by_form
+@pytest.mark.parametrize("form", FORMS)
 def test_many_rows_alone_take_the_library(library: Library, form: str) -> None:
     case = Case(70, 512, (128,), form, torch.bfloat16)
     run = FP8Product(ROW_FORMS[form], torch.zeros(8, dtype=torch.int32), library=True)
@@ -125,11 +125,12 @@ def test_many_rows_alone_take_the_library(library: Library, form: str) -> None:
 
 
 @INTERPRETED
-def test_equal_bits_are_tried(library: Library) -> None:
+@pytest.mark.parametrize("form", ["block", "powers"])
+def test_equal_bits_are_tried(library: Library, form: str) -> None:
     """If bits must not depend on the number of rows, the library runs where it gives the kernel's, as tried once."""
-    case = Case(66, 1024, (128,), "block", torch.bfloat16)
-    run, asked = FP8Product(RowForm.BLOCKS, None, library=True), (case.weight, case.scale, None)
-    ours = FP8Product(RowForm.BLOCKS, None, library=False)(case.x, *asked)
+    case = Case(66, 1024, (128,), form, torch.bfloat16)
+    run, asked = FP8Product(ROW_FORMS[form], None, library=True), (case.weight, case.scale, None)
+    ours = FP8Product(ROW_FORMS[form], None, library=False)(case.x, *asked)
     library.error = 0.5
     assert torch.equal(run(case.x, *asked), ours) and library.calls == 1
     assert torch.equal(run(case.x, *asked), ours) and library.calls == 1
@@ -144,7 +145,7 @@ def test_a_sum_in_another_order_is_noticed(library: Library, monkeypatch: pytest
     monkeypatch.setattr(F, "scaled_mm", in_order)
     assert fp8_library.agrees(x, case.weight, bias)
     monkeypatch.setattr(agreement, "_AGREED", {})
-    monkeypatch.setattr(fp8_library, "product", lambda x, *asked: product(*flipped(x, *asked)))
+    monkeypatch.setattr(fp8_library, "product", lambda x, *asked, powers: product(*flipped(x, *asked)))
     assert not fp8_library.agrees(x, case.weight, bias)
 
 

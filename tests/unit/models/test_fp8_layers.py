@@ -26,7 +26,7 @@ from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import Ropes, RopeSpec
 from stridelm.models.layers.slots import WHOLE, Split
 from stridelm.models.loader import screaming
-from support.checkpoints.fp8 import SCALES, SUMS, by_definition, write_fp8
+from support.checkpoints.fp8 import SCALES, by_definition, write_fp8
 from support.checkpoints.heads import write_modules
 from support.checks.linear import check_row_bits, rows
 from support.checks.row_ops import noise
@@ -76,7 +76,7 @@ def test_fused_matrices(outs: dict[str, int], form: str) -> None:
     assert layer.weight.dtype == torch.float8_e4m3fn and not layer.weight.requires_grad
 
 
-@pytest.mark.parametrize("form", ["block", "channel"])
+@by_form
 def test_shares(form: str) -> None:
     """Shares of rows, matrix by matrix, and by block shares of columns, make up the whole."""
     x = rows(4, 7, WIDTH, torch.float64, "cpu")
@@ -84,7 +84,7 @@ def test_shares(form: str) -> None:
     sizes = [size // 2 for size in ALIGNED.values()]
     of_rows = [loaded(form, ALIGNED, Split(0, rank, 2))(x).split(sizes, 1) for rank in (0, 1)]
     torch.testing.assert_close(torch.cat([part for pair in zip(*of_rows) for part in pair], 1), whole)
-    if form == "block":
+    if form != "channel":
         halves = [loaded(form, ALIGNED, Split(1, rank, 2))(half) for rank, half in enumerate(x.chunk(2, 1))]
         torch.testing.assert_close(halves[0] + halves[1], whole)
 
@@ -120,7 +120,7 @@ def test_mtp_modules(checkpoint: Callable[..., Path], tmp_path: Path, form: str)
 
 
 @INTERPRETED
-@pytest.mark.parametrize("form", SUMS)
+@by_form
 @pytest.mark.parametrize("rows_of_step", [5, 70])
 def test_norms_and_gates_quantise_for_their_readers(
     monkeypatch: pytest.MonkeyPatch, rows_of_step: int, form: str
@@ -147,10 +147,8 @@ def test_norms_and_gates_quantise_for_their_readers(
         return stream.settle()
 
     got = run()
-    assert launches == ([128] if form == "block" else [128, 208]) * 2
-    for linear in block.modules():
-        if isinstance(linear, Linear):
-            monkeypatch.setattr(linear.product, "row_form", None)
+    assert launches == ([128, 208] if form == "channel" else [128]) * 2
+    monkeypatch.setattr(Linear, "row_form", None)  # nobody is told of it
     assert torch.equal(run(), got) and launches == [256, 128, 256, 208] * 2
 
 
@@ -165,7 +163,7 @@ def quantised_block(form: str) -> Block:
         scale = linear.get_parameter("weight_scale").data
         linear.weight.data.copy_(noise(seed, *linear.weight.shape, dtype=torch.float32, device="cpu"))
         scale.copy_(0.05 + 0.05 * noise(seed, *scale.shape, dtype=torch.float32, device="cpu").abs())
-        linear.product = FP8Product(form_of(scale), None, library=False)
+        linear.product = FP8Product(form_of(scale, form == "powers"), None, library=False)
     for seed, norm in enumerate((block.mixer_norm, block.mlp_norm)):
         assert norm is not None
         norm.data.copy_(noise(9 + seed, 256, dtype=torch.float32, device="cpu"))

@@ -37,7 +37,8 @@ class FP8Format:
     kept = frozenset(("weight", "weight_scale"))
 
     def __init__(self, name: str, scale: str, *, by_block: bool, powers: bool = False) -> None:
-        """scale: what checkpoints call a weight's scales. powers: whether they are powers of two, and rows' are."""
+        """scale: what checkpoints call a weight's scales. powers: whether they, and those of rows, are powers of
+        two."""
         self.name, self.scale, self.by_block, self.powers = name, scale, by_block, powers
 
     def parameters(self, stack: Stack) -> Mapping[str, nn.Parameter | None]:
@@ -121,10 +122,8 @@ def chosen(
         if fp8.can_multiply(weight_OI, torch.bfloat16):
             arrivals = None if deterministic else fp8.no_arrivals(weight_OI.device)
             ones = None if deterministic else ones_of_parts(weight_OI.device)
-            # The library tells by the scales' shape how rows are quantised.
-            library = form_of(scale_QS).by_block or not powers
-            library = library and fp8_library.can_multiply(weight_OI, scale_QS, bias_O)
-            return FP8Product(form_of(scale_QS, powers), arrivals, library, ones)
+            form = form_of(scale_QS, powers)
+            return FP8Product(form, arrivals, fp8_library.can_multiply(weight_OI, scale_QS, bias_O, form), ones)
     return partial(plain_product, by=tiled_product if deterministic else F.linear, powers=powers)
 
 
@@ -191,5 +190,5 @@ class FP8Product:
 
         if not form.by_block:  # no program has a whole row
             return self(x, weight, scale, bias, activation)
-        powers = form is RowForm.POWERS
-        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=powers)
+        assert self.powers is (form is RowForm.POWERS)  # formats do not change within a layer
+        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=self.powers)
