@@ -57,7 +57,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     x, dense, ops = torch.randn(rows, inputs, device="cuda").bfloat16(), InOrderProduct(False), TritonOps()
     asked = {"arrivals": no_arrivals(x.device), **options}  # on one stream, all calls may share it
     quantised = quantise(x, RowForm.BLOCKS)
-    served = chosen(*weights[0], deterministic=False)
+    served = chosen(*weights[0], deterministic=False, powers=False)
 
     def product(
         x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: None, *gate: Any, **trial: Any

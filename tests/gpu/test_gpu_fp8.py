@@ -19,6 +19,7 @@ from stridelm.kernels.quantise import quantise
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
 from stridelm.models.layers.fp8_experts import FP8Experts, GroupedFP8Experts, chosen_fp8_experts
+from stridelm.models.layers.products import tiled_product
 from support.checkpoints.fp8 import BLOCK, FORMS, SUMS, write_fp8
 from support.checks.fp8 import (
     ROW_FORMS,
@@ -186,7 +187,7 @@ def test_library(outs: tuple[int, ...], inputs: int, count: int, form: str) -> N
 def test_captured_library(count: int, form: str) -> None:
     """A replay reads the rows that are there then."""
     case = Case(count, 4096, (1024,), form, torch.bfloat16, "cuda")
-    run, x = chosen(case.weight, case.scale, deterministic=False), case.x.clone()
+    run, x = chosen(case.weight, case.scale, deterministic=False, powers=case.powers), case.x.clone()
     assert isinstance(run, FP8Product)
     if not run.library:
         pytest.skip("the library has no such product for this card")
@@ -236,7 +237,7 @@ def test_experts(count: int, sizes: tuple[int, int], form: str) -> None:
 def test_captured_experts(count: int, form: str) -> None:
     """A captured call is for any choice of experts: it reads nothing on the host."""
     case = ExpertsCase(count, 16, 4, 256, 128, form, torch.bfloat16, "cuda")
-    products, chosen_NK = GroupedFP8Experts(case.layer), case.chosen.clone()
+    products, chosen_NK = GroupedFP8Experts(case.layer, tiled_product, case.powers), case.chosen.clone()
 
     def call(chosen: torch.Tensor) -> torch.Tensor:
         return products(case.inputs(chosen), TritonOps())

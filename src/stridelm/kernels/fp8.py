@@ -186,9 +186,7 @@ def gated_product(
     return y
 
 
-def left_in_parts(
-    x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, powers: bool = False
-) -> torch.Tensor | None:
+def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, powers: bool) -> torch.Tensor | None:
     """[N, P, O] float32: the parts of a fast product without bias, for whoever reads them to add, first to last; None
     if it is not taken in parts."""
     (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device

@@ -130,7 +130,7 @@ def expert_parts(
     gate_up: tuple[torch.Tensor, torch.Tensor],
     down: tuple[torch.Tensor, torch.Tensor],
     activation: str,
-    powers: bool = False,
+    powers: bool,
 ) -> torch.Tensor:
     """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts (`ExpertProducts`).
 

@@ -199,7 +199,7 @@ def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
     step = choose_tile(count, len(case.bias), False, case.x.device).inputs
     each = -(-inputs // (step * parts)) * step
     wanted = torch.zeros(count, len(case.bias), device=case.x.device)
-    left = left_in_parts(case.x, case.weight, case.scale)
+    left = left_in_parts(case.x, case.weight, case.scale, powers=case.powers)
     assert left is not None and left.shape == (count, parts, len(case.bias))
     for part, start in enumerate(range(0, inputs, each)):
         scale = case.scale[:, start // BLOCK : (start + each) // BLOCK].contiguous()

@@ -64,7 +64,7 @@ def main() -> None:
                     gated_product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
         for rows in (1, 40):
             scale = empty(16, 32, eight=False) if by_block else empty(2048, 1, eight=False)
-            left_in_parts(torch.empty(rows, 4096, dtype=torch.bfloat16), empty(2048, 4096), scale)
+            left_in_parts(torch.empty(rows, 4096, dtype=torch.bfloat16), empty(2048, 4096), scale, powers=False)
         for tile in SEVERAL:
             scale = empty(32, 32, eight=False) if by_block else empty(4096, 1, eight=False)
             x, arrivals = torch.empty(tile.rows, 4096, dtype=torch.bfloat16), no_arrivals(torch.device("cpu"))
@@ -74,7 +74,7 @@ def main() -> None:
         for inner in (128, 256):
             gate_up = empty(8 * 2 * inner, 256), empty(8 * 2 * inner // 128, 2, eight=False)
             down = empty(8 * 256, inner), empty(16, inner // 128, eight=False)
-            expert_parts(x, chosen, gate_up, down, "silu")
+            expert_parts(x, chosen, gate_up, down, "silu", powers=False)
     print(json.dumps(FOUND))
 
 

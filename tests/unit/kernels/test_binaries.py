@@ -18,6 +18,7 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.models.layers.expert_products import GroupedExperts
 from stridelm.models.layers.fp8_experts import GroupedFP8Experts
+from stridelm.models.layers.products import tiled_product
 from stridelm.sample.rows import Rows
 from support.checks.edit_kernels import Case, make_case
 from support.checks.experts import Case as DenseExperts
@@ -87,7 +88,7 @@ def multiply() -> None:
         fp8.product(x, stored, scale, None)
         fp8.product(x, stored, torch.ones(64, 1), None)
         case = ExpertsCase(rows, 5, 2, 128, 256, "block", torch.float32, "cpu")
-        case.run(GroupedFP8Experts(case.layer), TritonOps())
+        case.run(GroupedFP8Experts(case.layer, tiled_product, case.powers), TritonOps())
         DenseExperts(rows, 5, 2, 128, 256, torch.float16).run(GroupedExperts(), TritonOps())
 
 

@@ -96,7 +96,7 @@ class FP8Format:
         return chosen(layer.weight, scale, layer.bias, deterministic=deterministic, powers=self.powers)
 
     def plain_experts(self, layer: StoredExperts) -> ExpertProducts:
-        return FP8Experts(layer, powers=self.powers)
+        return FP8Experts(layer, F.linear, self.powers)
 
     def experts(self, layer: StoredExperts, *, deterministic: bool) -> ExpertProducts:
         return chosen_fp8_experts(layer, deterministic=deterministic, powers=self.powers)
@@ -113,7 +113,7 @@ def chosen(
     bias_O: torch.Tensor | None = None,
     *,
     deterministic: bool,
-    powers: bool = False,
+    powers: bool,
 ) -> Product:
     """The fastest product for the weight's device. powers: whether scales are powers of two."""
     if weight_OI.is_cuda:

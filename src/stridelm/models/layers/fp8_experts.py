@@ -28,7 +28,7 @@ class FP8Experts:
 
     packs: ClassVar[bool] = False
 
-    def __init__(self, layer: StoredExperts, by: Product = F.linear, powers: bool = False) -> None:
+    def __init__(self, layer: StoredExperts, by: Product, powers: bool) -> None:
         """powers: whether scales are powers of two."""
         self.layer, self.by, self.powers = layer, by, powers
 
@@ -63,7 +63,7 @@ class GroupedFP8Experts(FP8Experts):
         return expert_parts(inputs.x, inputs.chosen_NK, *self.tensors(), inputs.activation, self.powers)
 
 
-def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool, powers: bool = False) -> ExpertProducts:
+def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool, powers: bool) -> ExpertProducts:
     """The fastest for the weights' device; if equal bits are promised, among those that keep them."""
     if layer.gate_up.is_cuda:
         from stridelm.kernels.fp8 import can_multiply
