@@ -12,12 +12,12 @@ from typing import Any
 from support.checks.before_waiting import check_waits
 
 
-def compiled(check: str, cache: Path) -> list[dict[str, Any]]:
+def compiled(check: str, cache: Path, *options: str) -> list[dict[str, Any]]:
     """What support.checks.CHECK says of the kernels that it compiled. Those that it looks at wait as they must. cache:
-    where Triton keeps them."""
+    where Triton keeps them. options: the check's."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", f"support.checks.{check}"],
+        [sys.executable, "-m", f"support.checks.{check}", *options],
         env=environment | {"TRITON_CACHE_DIR": str(cache)},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -1,13 +1,14 @@
-"""Compiles the kernels that write and read KV in eight bits for an H100 that is not there, and prints as JSON what they
-became.
+"""Compiles kernels that write and read KV for an H100 that is not there, and prints as JSON what they became: those for
+KV in eight bits, or those of plans that say how many programs a processor has room for.
 
-Run as a process of its own, since it changes Triton for good: python -m support.checks.kv_compiles
+Run as a process of its own, since it changes Triton for good: python -m support.checks.kv_compiles [eight|planned]
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -98,18 +99,24 @@ def compile_all(state: LayerState, dtype: torch.dtype, deterministic: bool) -> N
 def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
-    card = patch.object(attention_plan, "multiprocessors", lambda device: 132)
-    with card, patch.object(paged_step, "forms", ends):
+    with patch.object(attention_plan, "multiprocessors", lambda device: 132):
+        {"eight": compile_eight, "planned": compile_planned}[sys.argv[1]]()
+    print(json.dumps(FOUND))
+
+
+def compile_eight() -> None:
+    with patch.object(paged_step, "forms", ends):
         for state in STATES:
             for deterministic in (False, True):
                 compile_all(state.in_eight_bits(1.0, 1.0), torch.bfloat16, deterministic)
         for dtype in (torch.float16, torch.float32):
             compile_all(STATES[0].in_eight_bits(1.0, 1.0), dtype, False)
-    with card:
-        for state in PLANNED:
-            CASE["planned"], STACKS[:] = True, [paged_step.stack_of(state, torch.bfloat16, False)]
-            TritonHeads.warm_up(state, torch.bfloat16, False, 16, CPU)
-    print(json.dumps(FOUND))
+
+
+def compile_planned() -> None:
+    for state in PLANNED:
+        STACKS[:] = [paged_step.stack_of(state, torch.bfloat16, False)]
+        TritonHeads.warm_up(state, torch.bfloat16, False, 16, CPU)
 
 
 if __name__ == "__main__":

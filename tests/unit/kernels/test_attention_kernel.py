@@ -486,7 +486,7 @@ def test_fp8_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 all kernels that write or read KV in eight bits compile, convert it by instructions
     that do so, and fit into shared memory. They fit into registers, too, but for float32, which is for tests, and
     latents in splits of a fixed size, whose sums pass through shared memory; and but for two of them over latents."""
-    kernels = [kernel for kernel in compiled("kv_compiles", tmp_path) if "planned" not in kernel]
+    kernels = compiled("kv_compiles", tmp_path, "eight")
     assert {kernel["name"] for kernel in kernels} == {"attend", "merge", "_turn_kernel", "_latent_kernel"}
     assert all(kernel["conversions"] for kernel in kernels if kernel["name"] != "merge")
     assert all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
@@ -499,7 +499,7 @@ def test_fp8_on_hopper(tmp_path: Path) -> None:
 def test_programs_that_fit_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 as many programs as plans count on have room on a processor, where keys are shared or
     blocks are not short, which they are only for many tiles. Long blocks, too, fit into registers."""
-    kernels = [kernel for kernel in compiled("kv_compiles", tmp_path) if "planned" in kernel]
+    kernels = compiled("kv_compiles", tmp_path, "planned")
     assert all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     tiles = [kernel for kernel in kernels if kernel["name"] == "attend"]
     assert {kernel["counted"] for kernel in tiles} == {1, 2, 3, 4}
