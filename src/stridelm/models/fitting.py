@@ -16,7 +16,7 @@ from stridelm.models.kv_scales import is_kv_scale
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
 from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
-from stridelm.models.storage import Loading, are_scales
+from stridelm.models.storage import E8M0, Loading, are_scales
 
 LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.")
 OF_MODULE = re.compile(rf"model\.mtp_layers\.|mtp\.|{LAYER.pattern}(?:enorm|hnorm|eh_proj|shared_head)\.")
@@ -79,7 +79,7 @@ def fill(
         remedy = "copy both from the model again"
         if any(str(torch.float8_e4m3fn) in text for text in unsupported):
             remedy += ", with config.json's quantization_config if weights are in eight bits"
-        if any(str(torch.float8_e8m0fnu) in text for text in unsupported):
+        if any(str(E8M0) in text for text in unsupported):
             remedy += "; scales of that dtype need scale_fmt 'ue8m0' in its quantization_config"
         if any(map(OF_MODULE.match, unexpected)):
             remedy += f", or let config.json declare all MTP modules that are there ({' or '.join(EXTRA_MODULES)})"
