@@ -90,6 +90,7 @@ class Case:
 
 
 Run = Callable[..., torch.Tensor]
+FORMATS = {"block": BY_BLOCK, "powers": BY_BLOCK_POWERS, "channel": BY_CHANNEL}
 ROW_FORMS = {"block": RowForm.BLOCKS, "powers": RowForm.POWERS, "channel": RowForm.WHOLE}
 
 
@@ -225,9 +226,6 @@ def check_parts_left_to_a_norm(case: Case, dtype: torch.dtype) -> None:
     got = ops.combine_norm(parts, stream, weight, 1e-6)
     wanted = ops.add_norm(stream.clone(), run(x, case.weight, case.scale, None), weight, 1e-6)
     assert all(map(torch.equal, got, wanted))
-
-
-FORMATS = {"block": BY_BLOCK, "powers": BY_BLOCK_POWERS, "channel": BY_CHANNEL}
 
 
 class ExpertsCase:

@@ -1,7 +1,7 @@
 """Compiles kernels that write and read KV for an H100 that is not there, and prints as JSON what they became: those for
 KV in eight bits, or those of plans that say how many programs a processor has room for.
 
-Run as a process of its own, since it changes Triton for good: python -m support.checks.kv_compiles [eight|planned]
+Run as a process of its own, since it changes Triton for good: python -m support.checks.kv_compiles eight|planned
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.fitting import fill
 from stridelm.models.layers.attention import Attention, HeadsSpec
 from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
-from stridelm.models.layers.fp8 import BY_BLOCK, BY_BLOCK_POWERS, BY_CHANNEL, FP8Format, FP8Product
+from stridelm.models.layers.fp8 import BY_BLOCK, BY_CHANNEL, FP8Format, FP8Product
 from stridelm.models.layers.linear import Linear, set_products
 from stridelm.models.layers.mlp import GatedMLPSpec
 from stridelm.models.layers.rope import Ropes, RopeSpec
@@ -28,15 +28,15 @@ from stridelm.models.layers.slots import WHOLE, Split
 from stridelm.models.loader import screaming
 from support.checkpoints.fp8 import SCALES, by_definition, write_fp8
 from support.checkpoints.heads import write_modules
+from support.checks.fp8 import FORMATS
 from support.checks.linear import check_row_bits, rows
 from support.checks.row_ops import noise
 from support.doubles.interpreter import INTERPRETED
 from support.oracles.fp8 import rows_by_definition, widened
 
-FORMS = {"block": BY_BLOCK, "powers": BY_BLOCK_POWERS, "channel": BY_CHANNEL}
 WIDTH = 512
 ALIGNED, UNALIGNED = {"q": 512, "k": 256, "v": 256}, {"q": 48, "k": 24, "v": 20}
-by_form = pytest.mark.parametrize("form", FORMS)
+by_form = pytest.mark.parametrize("form", FORMATS)
 
 
 def stored(form: str, outs: dict[str, int]) -> dict[str, torch.Tensor]:
@@ -52,7 +52,7 @@ def loaded(form: str, outs: dict[str, int], split: Split = WHOLE) -> Linear:
     """Such matrices in a float64 layer that was dense before."""
     with torch.device("meta"):
         layer = Linear(WIDTH, outs, bias=True, split=split)
-    layer.store_as(FORMS[form])
+    layer.store_as(FORMATS[form])
     layer = screaming(layer, torch.float64, torch.device("cpu"))
     names = {name for name, _ in layer.slots()}
     fill(layer, iter(stored(form, outs).items()), Path("x"), lambda name: name not in names)
@@ -113,7 +113,7 @@ def test_mtp_modules(checkpoint: Callable[..., Path], tmp_path: Path, form: str)
     for target in (dense, write_fp8(tmp_path / "target", dense, form)):
         llm = LLM(str(target), drafter_model=str(modules), drafter="mtp", skip_tokenizer_init=True, num_pages=40)
         head = llm.engine.drafters.get("mtp").head  # type: ignore[attr-defined]
-        assert head.parts[0].block.mlp.down.format is FORMS[form] and head.parts[0].join.format.name == "dense"
+        assert head.parts[0].block.mlp.down.format is FORMATS[form] and head.parts[0].join.format.name == "dense"
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         plain = LLM(str(target), drafter="none", skip_tokenizer_init=True, num_pages=40).generate([3, 4, 5], params)
         assert llm.generate([3, 4, 5], params)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
@@ -159,11 +159,11 @@ def quantised_block(form: str) -> Block:
     assert isinstance(block.mixer, Attention)
     block.mixer.rope.prepare("cpu")
     for seed, linear in enumerate(module for module in block.modules() if isinstance(module, Linear)):
-        linear.store_as(FORMS[form])
+        linear.store_as(FORMATS[form])
         scale = linear.get_parameter("weight_scale").data
         linear.weight.data.copy_(noise(seed, *linear.weight.shape, dtype=torch.float32, device="cpu"))
         scale.copy_(0.05 + 0.05 * noise(seed, *scale.shape, dtype=torch.float32, device="cpu").abs())
-        linear.product = FP8Product(form_of(scale, form == "powers"), None, library=False)
+        linear.product = FP8Product(form_of(scale, FORMATS[form].powers), None, library=False)
     for seed, norm in enumerate((block.mixer_norm, block.mlp_norm)):
         assert norm is not None
         norm.data.copy_(noise(9 + seed, 256, dtype=torch.float32, device="cpu"))
