@@ -9,8 +9,11 @@ A kernel of few small programs may give way: the next one's programs are put bes
 begun, and what they do before they wait costs nothing. Then they may read weights, and what describes the step (tables,
 positions, lengths), which is written before its rows are embedded, or before a product that comes after a head's
 embeddings. Other results of earlier kernels need not exist yet: several kernels in a row may give way. Products do not,
-whose programs fill processors unequally; so whatever comes after a product begins only when all that came before it has
-ended.
+whose programs fill processors unequally, until these have read all that they read. They have waited then; so whatever
+comes after a product begins only when all that came before that product has ended.
+
+A product asks for its first weights before it waits (`once_written`), so that memory is not idle while the few programs
+of a norm or of merging run.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,6 +29,8 @@ import triton.language as tl
 FEW_PROGRAMS = tl.constexpr(16)
 """Rows, or tiles of rows, up to which a kernel gives way. With 256, twelve layers of Qwen3-30B-A3B take 9% longer if it
 does, with 16 and 64 as long as if not (one H200)."""
+ALIGNMENT = tl.constexpr(16)
+"""Columns: vectors of all dtypes are at most as long."""
 
 
 @triton.jit
@@ -40,6 +45,28 @@ def give_way(rows, DEPENDENT: tl.constexpr):
 def wait_for_inputs(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def once_written(at, DEPENDENT: tl.constexpr):
+    """`at`, an offset into what the previous kernel writes, which then has ended. In a loop that is pipelined this is
+    the wait: what such a loop loads ahead without this offset, weights, it asks for before. After the loop,
+    `wait_for_inputs` is still called, since the compiler does not know that the loop runs."""
+    if DEPENDENT:
+        # "Pure", so that loads may be taken out of the loop. It stays where it is, for it reads `at` and returns a 0,
+        # here multiplied so that the compiler knows the sum to be as aligned as `at`.
+        at += ALIGNMENT * tl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.u32 $0, 0; // $1", "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1
+        )
+    return at
+
+
+@triton.jit
+def nearly_done(DEPENDENT: tl.constexpr):
+    """Called by a program that has waited and read all that it reads. When all programs have, those of the next kernel
+    may come beside them."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @cache

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done, once_written, wait_for_inputs
 from stridelm.kernels.expert_pairs import HeightsOf, Tiled, rows_of_tile, several_heights, tile_of, tile_pairs
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import described, store_tile
@@ -61,16 +61,21 @@ def write_pairs(
     TALL_STAGES: tl.constexpr,
     SORTED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """A tile of y: outputs from `first` on, of the tile's pairs, which share an expert. Its matrix is one of those that
-    `weight` has below one another. With an ACTIVATION a matrix holds gate above up, and y is the gated product."""
+    `weight` has below one another. With an ACTIVATION a matrix holds gate above up, and y is the gated product; without
+    one, the previous kernel has read the same table, which is read before that has ended."""
+    if ACTIVATION is not None:
+        wait_for_inputs(DEPENDENT)
     height, expert, place = tile_of(table, tile, LEAST, HEIGHTS, SORTED)
     for i in tl.static_range(HEIGHTS):
         if height == LEAST << i:
             _write_tile(
                 x, weight, pairs, y, expert, place, first, inputs, outputs, each,
-                B, LEAST << i, K, TALL_STAGES if i else STAGES, SORTED, ACTIVATION,
+                B, LEAST << i, K, TALL_STAGES if i else STAGES, SORTED, ACTIVATION, DEPENDENT,
             )  # fmt: skip
+    wait_for_inputs(DEPENDENT)
 
 
 @triton.jit
@@ -91,6 +96,7 @@ def _write_tile(
     STAGES: tl.constexpr,
     SORTED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     source_R, target_R, exists_R = rows_of_tile(place, pairs, each, R, SORTED, ACTIVATION)
     top = first
@@ -103,10 +109,18 @@ def _write_tile(
     sum_BR = tl.zeros([B, R], tl.float32)
     up_BR = sum_BR
     for k in tl.range(0, inputs, K, num_stages=STAGES):
-        loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
-        sum_BR = tl.dot(weight.load([top, k]), loaded_RK.T, sum_BR)
+        weight_BK = weight.load([top, k])
+        at = k
         if ACTIVATION is not None:
-            up_BR = tl.dot(weight.load([top + outputs, k]), loaded_RK.T, up_BR)
+            up_weight_BK = weight.load([top + outputs, k])
+        else:
+            at = once_written(at, DEPENDENT)
+        loaded_RK = tl.load(x_RK + at, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
+        sum_BR = tl.dot(weight_BK, loaded_RK.T, sum_BR)
+        if ACTIVATION is not None:
+            up_BR = tl.dot(up_weight_BK, loaded_RK.T, up_BR)
+    wait_for_inputs(DEPENDENT)
+    nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
 
@@ -132,10 +146,9 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, T)."""
-    wait_for_inputs(DEPENDENT)
     write_pairs(
         x, weight, pairs, table, y, tl.program_id(1), tl.program_id(0) * B, inputs, outputs, each,
-        B, K, LEAST, HEIGHTS, STAGES, TALL_STAGES, SORTED, ACTIVATION,
+        B, K, LEAST, HEIGHTS, STAGES, TALL_STAGES, SORTED, ACTIVATION, DEPENDENT,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done, wait_for_inputs
 from stridelm.kernels.fp8_sums import (
     factors,
     is_last_of,
@@ -113,6 +113,7 @@ def _product_kernel(
         sums *= factors(scale_B, scale_R, TALL)
         if ACTIVATION is not None:
             up_sums *= factors(up_scale_B, scale_R, TALL)
+    nearly_done(DEPENDENT)
     if TALL:
         sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done, wait_for_inputs
 from stridelm.kernels.expert_pairs import Tiled, one_height, rows_of_tile, tile_of
 from stridelm.kernels.experts import dense_rows, parts_by
 from stridelm.kernels.fp8 import DTYPES
@@ -103,6 +103,7 @@ def _product_kernel(
         sum_BR *= scale_B[:, None] * scale_R[None, :]
         if ACTIVATION is not None:
             up_BR *= up_scale_B[:, None] * scale_R[None, :]
+    nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     if y_scales is None:
         store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)

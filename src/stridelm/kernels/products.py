@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.agreement import agree
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done, once_written, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.triton_rows import gated
 
@@ -89,18 +89,25 @@ def write_product(
     R: tl.constexpr,
     K: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     STAGES: tl.constexpr = None,
 ):
-    """A tile of y: outputs from `first` on, of rows from `first_row` on. With an ACTIVATION y is the gated product: the
-    weight holds gate above up, `outputs` rows each, unless `up` is given, whose rows lie UP_STRIDE apart. STAGES: if
-    not the kernel's."""
+    """A tile of y: outputs from `first` on, of rows from `first_row` on. The launch has not waited before. With an
+    ACTIVATION y is the gated product: the weight holds gate above up, `outputs` rows each, unless `up` is given, whose
+    rows lie UP_STRIDE apart. STAGES: if not the kernel's."""
+    DOUBLE: tl.constexpr = ACTIVATION is not None and up is None
     sum_BR = tl.zeros([B, R], tl.float32)
     up_BR = sum_BR
     for k in tl.range(0, inputs, K, num_stages=STAGES):
-        x_KR = x.load([first_row, k]).T
-        sum_BR = tl.dot(weight.load([first, k]), x_KR, sum_BR)
-        if ACTIVATION is not None and up is None:
-            up_BR = tl.dot(weight.load([outputs + first, k]), x_KR, up_BR)
+        weight_BK = weight.load([first, k])
+        if DOUBLE:
+            up_weight_BK = weight.load([outputs + first, k])
+        x_KR = x.load([first_row, once_written(k, DEPENDENT)]).T
+        sum_BR = tl.dot(weight_BK, x_KR, sum_BR)
+        if DOUBLE:
+            up_BR = tl.dot(up_weight_BK, x_KR, up_BR)
+    wait_for_inputs(DEPENDENT)
+    nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)
     if up is not None:
@@ -128,9 +135,10 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Grid (tiles of outputs, tiles of rows)."""
-    wait_for_inputs(DEPENDENT)
     first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
-    write_product(x, weight, bias, up, y, first, first_row, rows, inputs, outputs, UP_STRIDE, B, R, K, ACTIVATION)
+    write_product(
+        x, weight, bias, up, y, first, first_row, rows, inputs, outputs, UP_STRIDE, B, R, K, ACTIVATION, DEPENDENT
+    )
 
 
 def can_multiply(weight_OI: torch.Tensor) -> bool:

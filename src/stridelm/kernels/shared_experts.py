@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, wait_for_inputs
+from stridelm.kernels.dependent import dependent
 from stridelm.kernels.expert_pairs import Tiled
 from stridelm.kernels.experts import choose_tile, parts_by, write_pairs
 from stridelm.kernels.products import FEW_ROWS, described, tile_height, write_product
@@ -55,18 +55,17 @@ def _product_kernel(
 ):
     """Grid: the shared matrix's tiles of R rows, which are all, and then the experts', T tiles of pairs for each tile
     of outputs."""
-    wait_for_inputs(DEPENDENT)
     program, shared, tiles = tl.program_id(0), tl.cdiv(shared_outputs, B), tl.cdiv(outputs, B)
     if program < shared:
         write_product(
             shared_x, shared_weight, None, None, shared_y, program * B, 0, rows, shared_inputs, shared_outputs,
-            0, B, R, K, ACTIVATION, TALL_STAGES if R > LEAST else STAGES,
+            0, B, R, K, ACTIVATION, DEPENDENT, TALL_STAGES if R > LEAST else STAGES,
         )  # fmt: skip
     else:
         tile, first = (program - shared) // tiles, (program - shared) % tiles * B
         write_pairs(
             x, weight, pairs, table, y, tile, first, inputs, outputs, each,
-            B, K, LEAST, HEIGHTS, STAGES, TALL_STAGES, SORTED, ACTIVATION,
+            B, K, LEAST, HEIGHTS, STAGES, TALL_STAGES, SORTED, ACTIVATION, DEPENDENT,
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, give_way, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, nearly_done, once_written, wait_for_inputs
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import FEW_ROWS, described, tile_height
 
@@ -32,8 +32,8 @@ OUTPUTS = 64
 """Of a tile."""
 BLOCKS = {16: 256, 32: 256, 64: 128, 128: 64}
 """Inputs of a block, by rows of a tile."""
-HALVES = 2
-"""Parts of what is added to the stream. Four are faster by another 2% for 2,048 outputs, and slower for 4,096."""
+MAX_ADDED_PARTS = 4
+"""Of what is added to the stream: as many as there are processors for."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -54,12 +54,14 @@ def _parts_kernel(
     """Grid (tiles of outputs, tiles of rows, P). each: inputs of a part. WIDTH: O."""
     if GIVES_WAY:
         give_way(rows, DEPENDENT)
-    wait_for_inputs(DEPENDENT)
     first, first_row = tl.program_id(0) * B, tl.program_id(1) * R
     part, parts = tl.program_id(2), tl.num_programs(2)
     sum_BR = tl.zeros([B, R], tl.float32)
     for k in range(part * each, tl.minimum((part + 1) * each, inputs), K):
-        sum_BR = tl.dot(weight.load([first, k]), x.load([first_row, k]).T, sum_BR)
+        weight_BK = weight.load([first, k])
+        sum_BR = tl.dot(weight_BK, x.load([first_row, once_written(k, DEPENDENT)]).T, sum_BR)
+    wait_for_inputs(DEPENDENT)
+    nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)
     at_BR = y + (row_R.to(tl.int64)[None, :] * parts + part) * WIDTH + output_B[:, None]
@@ -72,17 +74,21 @@ def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Ten
     return _in_parts(x_NI, weight_OI, each, gives_way=True)
 
 
-def halves(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """[N, HALVES, O]: what a layer adds to the stream. Needs `pays_in_halves`, and what `scores` needs."""
-    return _in_parts(x_NI, weight_OI, _each(x_NI.shape[1], HALVES), gives_way=False)
+def added_parts(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """[N, P, O]: what a layer adds to the stream. Needs `pays_in_parts`, and what `scores` needs."""
+    return _in_parts(x_NI, weight_OI, _each(x_NI.shape[1], _number(weight_OI)), gives_way=False)
 
 
-def pays_in_halves(rows: int, weight_OI: torch.Tensor) -> bool:
-    """Whether a product with so many rows is faster in two parts, which the next norm adds up: on an H200 those of up
-    to 4,096 outputs, by 2% to 27% with that norm."""
-    outputs, inputs = weight_OI.shape
-    tiles = triton.cdiv(outputs, OUTPUTS)
-    return 0 < rows <= FEW_ROWS and HALVES * tiles <= multiprocessors(weight_OI.device) and inputs >= 4 * PART_INPUTS
+def pays_in_parts(rows: int, weight_OI: torch.Tensor) -> bool:
+    """Whether a product with so many rows is faster in parts, which the next norm adds up: on an H200 those of up to
+    4,096 outputs, by 2% to 27% with that norm."""
+    return 0 < rows <= FEW_ROWS and _number(weight_OI) > 1 and weight_OI.shape[1] >= 4 * PART_INPUTS
+
+
+def _number(weight_OI: torch.Tensor) -> int:
+    """Of parts: 4 or 2, if that many programs for each tile of outputs run at once; else 1."""
+    room = multiprocessors(weight_OI.device) // triton.cdiv(weight_OI.shape[0], OUTPUTS)
+    return min(MAX_ADDED_PARTS, 1 << max(room, 1).bit_length() - 1)
 
 
 def _each(inputs: int, parts: int) -> int:

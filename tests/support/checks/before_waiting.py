@@ -10,8 +10,14 @@ READ_STEPS = {"attention_device", "attention_splits"}
 """Modules whose kernels read what describes the step before they wait: numbers, one by one."""
 READ_WEIGHTS = {"head_products", "latent_queries"}
 """Modules whose kernels read weights before they wait."""
+ASK_FOR_WEIGHTS = {"products": 1, "sums_in_parts": 1, "experts": 1, "shared_experts": 2}
+"""Modules whose kernels have weights copied to shared memory before they wait: how many matrices."""
+READ_TABLES = {"experts", "shared_experts"}
+"""Modules whose kernels also read, if they are not gated, which tiles there are."""
 _LABEL = re.compile(r"^\$?(\w+):")
 _BRANCH = re.compile(r"(@!?%p\d+\s+)?bra(?:\.uni)?\s+\$?(\w+)")
+_COPY = re.compile(r"\bcp\.async\.bulk\.tensor\.\d+d\.shared::c\w+\.global\S* \[%r\d+\], \[(%rd\d+)")
+"""From a matrix that is described there."""
 _WRITE = re.compile(r"\b(st|red|atom)\.(?!shared|local|param)|\bcp\.async|multimem")
 _READ = re.compile(r"\bld\.global\S*?(\.v\d)?\.[bfsu]\d+")
 
@@ -28,19 +34,27 @@ class Before:
     """Reads of several."""
     ends: bool = False
     """A thread may end without waiting."""
+    copied: int = 0
+    """Matrices of which blocks are copied to shared memory."""
 
 
 def known_of(kernel: Any, made: Any) -> dict[str, Any]:
     """Which kernel was compiled, and what it does before it waits. made: what Triton made of it."""
     module = kernel.__module__.rpartition(".")[2]
-    return {"name": kernel.__name__, "module": module, "before": before_waiting(made.asm["ptx"])}
+    constants = {kernel.arg_names[at[0]]: value for at, value in made.src.constants.items()}
+    return {
+        "name": kernel.__name__,
+        "module": module,
+        "gated": constants.get("ACTIVATION") is not None,
+        "before": before_waiting(made.asm["ptx"]),
+    }
 
 
 def before_waiting(ptx: str) -> dict[str, Any]:
     """Of a kernel's code as PTX; as a dict, for JSON."""
     lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
     labels = {label[1]: i for i, line in enumerate(lines) if (label := _LABEL.match(line))}
-    found, seen, todo = Before(), set[int](), [0]
+    found, copied, seen, todo = Before(), set[str](), set[int](), [0]
     while todo:
         i = todo.pop()
         while i < len(lines) and i not in seen:
@@ -48,7 +62,10 @@ def before_waiting(ptx: str) -> dict[str, Any]:
             line = lines[i]
             if "griddepcontrol.wait" in line:
                 break
-            found.writes += bool(_WRITE.search(line))
+            if copy := _COPY.search(line):
+                copied.add(copy[1])
+            else:
+                found.writes += bool(_WRITE.search(line))
             if read := _READ.search(line):
                 found.vectors += bool(read[1])
                 found.numbers += not read[1]
@@ -60,6 +77,7 @@ def before_waiting(ptx: str) -> dict[str, Any]:
                 found.ends = True
                 break
             i += 1
+    found.copied = len(copied)
     return asdict(found)
 
 
@@ -67,6 +85,8 @@ def check_waits(kernels: list[dict[str, Any]]) -> None:
     """No kernel writes, ends or reads what others make before it waits. kernels: each with its module and `before`."""
     for kernel in kernels:
         before, module = Before(**kernel["before"]), kernel["module"]
+        reads_table = module in READ_TABLES and not kernel["gated"]
         assert not before.writes and not before.ends, kernel
-        assert not before.numbers or module in READ_STEPS, kernel
-        assert not before.vectors or module in READ_WEIGHTS, kernel
+        assert not before.numbers or module in READ_STEPS or reads_table, kernel
+        assert not before.vectors or module in READ_WEIGHTS or reads_table, kernel
+        assert before.copied <= ASK_FOR_WEIGHTS.get(module, 0), kernel

@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from stridelm.kernels.head_rows import join_norms, spread_logits
 from stridelm.kernels.ops import Parts, Routing
-from stridelm.kernels.sums_in_parts import halves, scores
+from stridelm.kernels.sums_in_parts import added_parts, scores
 from stridelm.kernels.triton_norms import combine_norm, norm
 from stridelm.kernels.triton_router import route
 from support.checks.kv_compiles import FOUND, compile_only
@@ -44,7 +44,7 @@ def main() -> None:
         bias = torch.zeros(routing.num_experts) if routing.scoring == "sigmoid" else None
         route(scores(x, weight, None), routing, bias)
     for rows in (4, 40):
-        made = halves(torch.zeros(rows, 4096).bfloat16(), torch.zeros(2048, 4096).bfloat16())
+        made = added_parts(torch.zeros(rows, 4096).bfloat16(), torch.zeros(2048, 4096).bfloat16())
     stream, weight = torch.zeros(40, 2048).bfloat16(), torch.zeros(2048).bfloat16()
     combine_norm(Parts(made, torch.ones(40, 2)), stream, weight, 1e-6)
     spread_logits(torch.zeros(4, 32000).bfloat16(), torch.arange(32000), torch.zeros(128256, dtype=torch.int64))

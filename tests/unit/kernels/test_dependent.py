@@ -11,6 +11,7 @@ READS = "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];"
 READS_MANY = "ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];"
 WRITES = "st.global.b32 [ %rd1 + 0 ], { %r1 };"
 COPIES = "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;"
+ASKS = "@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];"
 ENDS = "ret;"
 EARLY_END = f"@%p1 bra $L__BB0_2;\n{ENDS}\n$L__BB0_2:\n"
 
@@ -26,6 +27,8 @@ def of(*lines: str) -> Before:
         ((READS, READS_MANY, WAITS, WRITES, ENDS), Before(numbers=1, vectors=1)),
         ((WRITES, WAITS, ENDS), Before(writes=1)),
         ((COPIES, WAITS, ENDS), Before(writes=1)),
+        ((ASKS, ASKS, WAITS, ASKS.replace("%rd1", "%rd2"), ENDS), Before(copied=1)),
+        ((ASKS, ASKS.replace("%rd1", "%rd2"), WAITS, ENDS), Before(copied=2)),
         (("st.shared.b32 [ %r1 ], %r2;", WAITS, ENDS), Before()),
         ((EARLY_END, WAITS, ENDS), Before(ends=True)),
         ((READS, ENDS), Before(numbers=1, ends=True)),
@@ -33,7 +36,7 @@ def of(*lines: str) -> Before:
         (("@%p1 bra $L__BB0_2;", WAITS, WRITES, ENDS, "$L__BB0_2:", READS, WRITES, ENDS), Before(1, 1, ends=True)),
         (("bra.uni $L__BB0_2;", "$L__BB0_1:", WRITES, ENDS, "$L__BB0_2:", WAITS, "bra.uni $L__BB0_1;"), Before()),
     ],
-    ids=map(str, range(10)),
+    ids=map(str, range(12)),
 )
 def test_what_comes_before(code: tuple[str, ...], found: Before) -> None:
     """On every path, in whatever order its blocks are written down."""
@@ -41,16 +44,20 @@ def test_what_comes_before(code: tuple[str, ...], found: Before) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "before"),
+    ("module", "gated", "before"),
     [
-        ("triton_norms", {"numbers": 1}),
-        ("triton_norms", {"writes": 1}),
-        ("attention_device", {"vectors": 1}),
-        ("attention_device", {"ends": True}),
-        ("head_products", {"numbers": 1}),
+        ("triton_norms", False, {"numbers": 1}),
+        ("triton_norms", False, {"writes": 1}),
+        ("attention_device", False, {"vectors": 1}),
+        ("attention_device", False, {"ends": True}),
+        ("head_products", False, {"numbers": 1}),
+        ("products", False, {"copied": 2}),
+        ("fp8", False, {"copied": 1}),
+        ("experts", True, {"numbers": 1}),
+        ("experts", True, {"vectors": 1}),
     ],
 )
-def test_what_is_refused(module: str, before: dict[str, int]) -> None:
+def test_what_is_refused(module: str, gated: bool, before: dict[str, int]) -> None:
     with pytest.raises(AssertionError):
-        check_waits([{"module": module, "before": before}])
-    check_waits([{"module": module, "before": {}}])
+        check_waits([{"module": module, "gated": gated, "before": before}])
+    check_waits([{"module": module, "gated": gated, "before": {}}])

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.ops import Ops, Parts
 from stridelm.kernels.plain import PlainOps
-from stridelm.kernels.sums_in_parts import HALVES, halves, pays_in_halves
+from stridelm.kernels.sums_in_parts import added_parts, pays_in_parts
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.attention import Attention, HeadsSpec
 from stridelm.models.layers.block import Block, LayerSpec, Site, Stream
@@ -26,26 +26,29 @@ WIDTH, DTYPE = 128, torch.float16
 
 
 @INTERPRETED
-@pytest.mark.parametrize("inputs", [1024, 1304, 2048])
-def test_halves(inputs: int) -> None:
-    """In float32, each of a part of the inputs, with the same bits whatever rows are beside it."""
-    x, weight = noise(0, 40, inputs, dtype=DTYPE, device="cpu"), noise(1, 72, inputs, dtype=DTYPE, device="cpu")
-    parts = halves(x, weight)
-    assert parts.dtype == torch.float32 and parts.shape == (40, HALVES, 72)
-    first = -(-inputs // 512) * 256
-    for part, own in enumerate((slice(first), slice(first, None))):
+@pytest.mark.parametrize(("outputs", "number"), [(72, 4), (2112, 4), (2120, 2)])
+@pytest.mark.parametrize("inputs", [1024, 1304])
+def test_added_parts(inputs: int, outputs: int, number: int) -> None:
+    """In float32, each of a part of the inputs, as many as run at once on a card of 132 processors; with the same bits
+    whatever rows are beside it."""
+    x, weight = (noise(i, n, inputs, dtype=DTYPE, device="cpu") for i, n in enumerate((40, outputs)))
+    parts = added_parts(x, weight)
+    each = -(-inputs // (number * 256)) * 256
+    owns = [slice(first, first + each) for first in range(0, inputs, each)]
+    assert parts.dtype == torch.float32 and parts.shape == (40, len(owns), outputs)
+    for part, own in enumerate(owns):
         exact = x[:, own].double() @ weight[:, own].double().t()
         torch.testing.assert_close(parts[:, part].double(), exact, rtol=1e-5, atol=1e-4)
-    assert all(torch.equal(halves(x[:count], weight), parts[:count]) for count in (1, 17))
+    assert all(torch.equal(added_parts(x[:count], weight), parts[:count]) for count in (1, 17))
 
 
-def test_where_halves_pay() -> None:
+def test_where_parts_pay() -> None:
     """On a card of 132 processors: for few rows, few outputs and rows of a weight that are long enough."""
     weight = torch.zeros(1, 1)
     cases = {(1, 4096, 4096): True, (64, 2048, 1024): True, (65, 2048, 4096): False, (0, 2048, 4096): False}
     cases |= {(1, 4288, 4096): False, (1, 2048, 1023): False}
     for (rows, outputs, inputs), expected in cases.items():
-        assert pays_in_halves(rows, weight.expand(outputs, inputs)) == expected
+        assert pays_in_parts(rows, weight.expand(outputs, inputs)) == expected
 
 
 @INTERPRETED

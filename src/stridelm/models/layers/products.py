@@ -5,7 +5,7 @@ A library product picks its kernel by the number of rows, and another kernel may
 
 - plain: the library's, whose bits may change with the row count;
 - in order: on a GPU in 16-bit precision, our kernel for few rows, where it is at least as fast, and the library's for
-  many; what is added to the stream in two parts, if the product has few rows and outputs and equal bits are not
+  many; what is added to the stream in parts, if the product has few rows and outputs and equal bits are not
   promised; if equal bits are promised, the library's only for shapes at which it was seen to agree;
 - packed: bfloat16 on a CPU through oneDNN with the weight reordered once, two to three times faster than the unpacked
   call on few rows. Whether a row's bits depend on the number of rows depends on the CPU: with AVX512-BF16 they were
@@ -152,11 +152,11 @@ class InOrderProduct:
 
     def parts(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
         """The same for [N, I] in parts [N, P, O] that whoever reads them adds up, where that is faster."""
-        from stridelm.kernels.sums_in_parts import halves, pays_in_halves
+        from stridelm.kernels.sums_in_parts import added_parts, pays_in_parts
 
-        if self.ones is None or bias is not None or not pays_in_halves(x.shape[0], weight):
+        if self.ones is None or bias is not None or not pays_in_parts(x.shape[0], weight):
             return None
-        return with_ones(halves(x, weight), self.ones)
+        return with_ones(added_parts(x, weight), self.ones)
 
 
 def ones_of_parts(device: torch.device) -> torch.Tensor:
