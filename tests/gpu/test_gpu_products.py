@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import library_agrees, product
 from stridelm.kernels.sums_in_parts import added_parts
 from stridelm.kernels.triton_rows import TritonOps
@@ -91,6 +92,7 @@ def test_added_parts(width: int, out: int, dtype: torch.dtype) -> None:
     weight, _ = weights(0, width, out, dtype, "cuda")
     x = rows(0, 64, width, dtype, "cuda")
     got = added_parts(x, weight)
-    assert got.shape == (64, 2 if out > 2112 else 4, out)
+    tiles = -(-out // 64)
+    assert got.shape == (64, 4 if 4 * tiles <= multiprocessors(x.device) else 2, out)
     torch.testing.assert_close(got.sum(1).double(), x.double() @ weight.double().t(), rtol=1e-4, atol=1e-3)
     check_row_bits(lambda part: added_parts(part, weight), x, counts=(1, 2, 4, 16, 17, 33, 64))

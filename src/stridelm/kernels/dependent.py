@@ -2,18 +2,20 @@
 
 The launch itself then costs nothing: a kernel's programs are put on the processors as those of the previous kernel
 leave them, and wait there for it to end. So a kernel launched with these options calls `wait_for_inputs` on every path
-before it writes anything, or reads what other kernels write. The kernel it waits for has itself waited, so all earlier
-kernels have ended too.
+before it writes anything, or reads what the previous kernel writes. The kernel it waits for has itself waited, so all
+earlier kernels have ended too.
 
 A kernel of few small programs may give way: the next one's programs are put beside its own as soon as these have
 begun, and what they do before they wait costs nothing. Then they may read weights, and what describes the step (tables,
 positions, lengths), which is written before its rows are embedded, or before a product that comes after a head's
-embeddings. Other results of earlier kernels need not exist yet: several kernels in a row may give way. Products do not,
-whose programs fill processors unequally, until these have read all that they read. They have waited then; so whatever
-comes after a product begins only when all that came before that product has ended.
+embeddings. Other results of earlier kernels need not exist yet: several kernels in a row may give way.
 
-A product asks for its first weights before it waits (`once_written`), so that memory is not idle while the few programs
-of a norm or of merging run.
+Products, whose programs fill processors unequally, give way only when they have summed all (`nearly_done`), but for a
+router's scores. They have waited then; so what comes after a product begins only when all that came before that product
+has ended, and experts' second product reads the table of tiles that the first has read, before it waits.
+
+16-bit products ask for their first weights before they wait (`once_written`), so that memory is not idle while the few
+programs of a norm or of merging run. Experts' first does not, whose table says which weights.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -30,7 +32,7 @@ FEW_PROGRAMS = tl.constexpr(16)
 """Rows, or tiles of rows, up to which a kernel gives way. With 256, twelve layers of Qwen3-30B-A3B take 9% longer if it
 does, with 16 and 64 as long as if not (one H200)."""
 ALIGNMENT = tl.constexpr(16)
-"""Columns: vectors of all dtypes are at most as long."""
+"""Columns: no load of any dtype is wider."""
 
 
 @triton.jit
@@ -49,9 +51,10 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def once_written(at, DEPENDENT: tl.constexpr):
-    """`at`, an offset into what the previous kernel writes, which then has ended. In a loop that is pipelined this is
-    the wait: what such a loop loads ahead without this offset, weights, it asks for before. After the loop,
-    `wait_for_inputs` is still called, since the compiler does not know that the loop runs."""
+    """Returns `at`, an offset into what the previous kernel writes, once that kernel has ended. In a loop that is
+    pipelined this is the wait: what such a loop loads ahead without this offset, it asks for before. Those are weights,
+    which the previous kernel must not write. After the loop `wait_for_inputs` is still called, since the compiler does
+    not know that the loop runs at least once."""
     if DEPENDENT:
         # "Pure", so that loads may be taken out of the loop. It stays where it is, for it reads `at` and returns a 0,
         # here multiplied so that the compiler knows the sum to be as aligned as `at`.
@@ -63,8 +66,8 @@ def once_written(at, DEPENDENT: tl.constexpr):
 
 @triton.jit
 def nearly_done(DEPENDENT: tl.constexpr):
-    """Called by a program that has waited and read all that it reads. When all programs have, those of the next kernel
-    may come beside them."""
+    """Called by a program that has waited, and has only its tile to finish. When all programs have called it, those of
+    the next kernel may come beside them."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -111,7 +111,7 @@ def _write_tile(
     for k in tl.range(0, inputs, K, num_stages=STAGES):
         weight_BK = weight.load([top, k])
         at = k
-        if ACTIVATION is not None:
+        if ACTIVATION is not None:  # waited for the table
             up_weight_BK = weight.load([top + outputs, k])
         else:
             at = once_written(at, DEPENDENT)
@@ -202,8 +202,8 @@ def parts_by(
 def multiply(
     x: torch.Tensor, weight: torch.Tensor, order: Tiled, each: int, y: torch.Tensor, activation: str | None
 ) -> None:
-    """Write the products of all pairs to y: with an activation from rows to gated places, without from places to
-    pairs."""
+    """Write the products of all pairs to y: with an activation from rows to gated places; without one, in the very next
+    launch (`write_pairs`), from places to pairs."""
     outputs = y.shape[1]
     tile = choose_tile(order, outputs, activation is not None, x.device)
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](

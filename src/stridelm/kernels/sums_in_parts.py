@@ -33,7 +33,7 @@ OUTPUTS = 64
 BLOCKS = {16: 256, 32: 256, 64: 128, 128: 64}
 """Inputs of a block, by rows of a tile."""
 MAX_ADDED_PARTS = 4
-"""Of what is added to the stream: as many as there are processors for."""
+"""Of what is added to the stream; as many as there are processors for (`_parts_of`)."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -76,17 +76,17 @@ def scores(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias: None) -> torch.Ten
 
 def added_parts(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
     """[N, P, O]: what a layer adds to the stream. Needs `pays_in_parts`, and what `scores` needs."""
-    return _in_parts(x_NI, weight_OI, _each(x_NI.shape[1], _number(weight_OI)), gives_way=False)
+    return _in_parts(x_NI, weight_OI, _each(x_NI.shape[1], _parts_of(weight_OI)), gives_way=False)
 
 
 def pays_in_parts(rows: int, weight_OI: torch.Tensor) -> bool:
     """Whether a product with so many rows is faster in parts, which the next norm adds up: on an H200 those of up to
-    4,096 outputs, by 2% to 27% with that norm."""
-    return 0 < rows <= FEW_ROWS and _number(weight_OI) > 1 and weight_OI.shape[1] >= 4 * PART_INPUTS
+    4,096 outputs, by 2% to 27% with that norm and in two parts."""
+    return 0 < rows <= FEW_ROWS and _parts_of(weight_OI) > 1 and weight_OI.shape[1] >= 4 * PART_INPUTS
 
 
-def _number(weight_OI: torch.Tensor) -> int:
-    """Of parts: 4 or 2, if that many programs for each tile of outputs run at once; else 1."""
+def _parts_of(weight_OI: torch.Tensor) -> int:
+    """4 or 2, if that many programs for each tile of outputs run at once; else 1."""
     room = multiprocessors(weight_OI.device) // triton.cdiv(weight_OI.shape[0], OUTPUTS)
     return min(MAX_ADDED_PARTS, 1 << max(room, 1).bit_length() - 1)
 

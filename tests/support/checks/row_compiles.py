@@ -46,7 +46,7 @@ def main() -> None:
     for rows in (4, 40):
         made = added_parts(torch.zeros(rows, 4096).bfloat16(), torch.zeros(2048, 4096).bfloat16())
     stream, weight = torch.zeros(40, 2048).bfloat16(), torch.zeros(2048).bfloat16()
-    combine_norm(Parts(made, torch.ones(40, 2)), stream, weight, 1e-6)
+    combine_norm(Parts(made, torch.ones(made.shape[:2])), stream, weight, 1e-6)
     spread_logits(torch.zeros(4, 32000).bfloat16(), torch.arange(32000), torch.zeros(128256, dtype=torch.int64))
     print(json.dumps(FOUND))
 

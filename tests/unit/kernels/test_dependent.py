@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.checks.before_waiting import Before, before_waiting, check_waits
+from support.checks.before_waiting import COPIED, Before, before_waiting, check_waits
 
 WAITS = "griddepcontrol.wait;"
 READS = "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];"
@@ -52,12 +52,15 @@ def test_what_comes_before(code: tuple[str, ...], found: Before) -> None:
         ("attention_device", False, {"ends": True}),
         ("head_products", False, {"numbers": 1}),
         ("products", False, {"copied": 2}),
+        ("products", True, {"copied": 0}),
         ("fp8", False, {"copied": 1}),
         ("experts", True, {"numbers": 1}),
-        ("experts", True, {"vectors": 1}),
+        ("experts", False, {"vectors": 1}),
+        ("shared_experts", True, {"copied": 2}),
     ],
 )
 def test_what_is_refused(module: str, gated: bool, before: dict[str, int]) -> None:
+    good = {"copied": COPIED.get(module, (0, 0))[gated]}
     with pytest.raises(AssertionError):
-        check_waits([{"module": module, "gated": gated, "before": before}])
-    check_waits([{"module": module, "gated": gated, "before": {}}])
+        check_waits([{"module": module, "gated": gated, "before": good | before}])
+    check_waits([{"module": module, "gated": gated, "before": good}])

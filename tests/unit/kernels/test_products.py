@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels.products import Tile, can_multiply, choose_tile
+from support.checks.compiled import compiled
 from support.checks.linear import rows, weights
 from support.checks.products import TILES, by_tile, check_gated, check_given, check_product, eps
 from support.doubles.interpreter import INTERPRETED
@@ -63,3 +66,10 @@ def test_tiles_fit_the_shared_memory_of_a_processor() -> None:
                 tile = choose_tile(count, outputs, is_gated, torch.device("cpu"))
                 stage = (tile.outputs * (1 + is_gated) + tile.rows) * tile.inputs * 2
                 assert stage * tile.stages <= 227 * 1024
+
+
+def test_products_on_hopper(tmp_path: Path) -> None:
+    """For compute capability 9.0 all forms compile, ask for weights before they wait, and fit into registers."""
+    kernels = compiled("product_compiles", tmp_path)
+    assert [kernel["gated"] for kernel in kernels] == [False, False, False, True] * 4
+    assert not any(kernel["stack"] for kernel in kernels)
