@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import fp8_library
-from stridelm.kernels.fp8 import no_arrivals, parts_of, product
+from stridelm.kernels.fp8 import no_arrivals, parts_of
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.layers.fp8 import FP8Product, chosen
@@ -34,6 +34,7 @@ from support.checks.fp8 import (
     check_quantised_norms,
     check_sums_in_parts,
     check_tiles,
+    product,
 )
 from support.checks.identity import TEMPERATURES, check_crowd, check_identity, mixed_jobs
 from support.checks.linear import check_row_bits

@@ -35,10 +35,10 @@ from stridelm.kernels.fp8_sums import (
     sums_by_block,
     sums_of_several,
 )
-from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
+from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, can_tile, described, finished_tile, store_tile, tile_height
-from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
+from stridelm.kernels.quantise import destination, empty_rows, store_quantised_tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -139,65 +139,64 @@ def can_multiply(weight_OI: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def product(
-    x_NI: Rows,
+    x_NI: QuantisedRows,
     weight_OI: torch.Tensor,
     scale: torch.Tensor,
     bias_O: torch.Tensor | None,
     activation: str | None = None,
     *,
     arrivals: torch.Tensor | None = None,
-    powers: bool = False,
     tile: Tile | None = None,
     parts: int | None = None,
 ) -> torch.Tensor:
-    """x W^T + b: [N, O] in x's dtype, with x quantised as the weight is, if it is not yet. With an activation (of
-    Ops.gate), O = 2 U and the result is the gated product, [N, U].
+    """x W^T + b: [N, O] in x's dtype. With an activation (of Ops.gate), O = 2 U and the result is the gated product,
+    [N, U].
 
-    scale: [O / G, S] float32. Needs `can_multiply(weight_OI, x.dtype)`. arrivals: what `no_arrivals` made, and no other
-    product uses at the same time; if given, the product is a fast one, and a row's bits may depend on how many rows are
-    beside it. powers: whether scales are powers of two. tile: if not given, `choose_tile`; its `inputs` are those of
-    one product, of 1, 2 or 4 blocks. parts: of the sums of a fast product, if it is not for this to choose.
+    x: in the form that the weight asks for (`form_of`). scale: [O / G, S] float32. Needs `can_multiply(weight_OI,
+    x.dtype)`. arrivals: what `no_arrivals` made, and no other product uses at the same time; if given, the product is a
+    fast one, and a row's bits may depend on how many rows are beside it. tile: if not given, `choose_tile`; its
+    `inputs` are those of one product, of 1, 2 or 4 blocks. parts: of the sums of a fast product, if it is not for this
+    to choose.
     """
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // (2 if activation else 1)
     y = scale.new_empty(rows, outputs, dtype=x_NI.dtype)
     if rows:
-        x = quantised(x_NI, form_of(scale, powers))
-        _launch(x, weight_OI, scale, bias_O, activation, y, arrivals, tile, parts)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, parts)
     return y
 
 
 def gated_product(
-    x_NI: Rows,
+    x_NI: QuantisedRows,
     weight_OI: torch.Tensor,
     scale: torch.Tensor,
     bias_O: torch.Tensor | None,
     activation: str,
+    form: RowForm,
     *,
     arrivals: torch.Tensor | None = None,
-    powers: bool = False,
     tile: Tile | None = None,
 ) -> QuantisedRows:
-    """What `product` returns with an activation, quantised by block. tile: of BLOCK outputs."""
+    """What `product` returns with an activation, quantised in this form, which is by block. tile: of BLOCK outputs."""
     rows, outputs = x_NI.shape[0], weight_OI.shape[0] // 2
-    form = RowForm.POWERS if powers else RowForm.BLOCKS
     y = empty_rows((rows, outputs), form, x_NI.dtype, scale.device)
     if rows:
-        x = quantised(x_NI, form_of(scale, powers))
-        _launch(x, weight_OI, scale, bias_O, activation, y, arrivals, tile, None)
+        _launch(x_NI, weight_OI, scale, bias_O, activation, y, arrivals, tile, None)
     return y
 
 
-def left_in_parts(x_NI: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *, powers: bool) -> torch.Tensor | None:
-    """[N, P, O] float32: the parts of a fast product without bias, for whoever reads them to add, first to last; None
-    if it is not taken in parts."""
-    (rows, inputs), outputs, device = x_NI.shape, weight_OI.shape[0], scale.device
-    tile = choose_tile(rows, outputs, False, device)
-    parts, _ = _form(rows, outputs, inputs, tile, False, device)
-    if not rows or parts == 1:
-        return None
+def number_of_parts(rows: int, weight_OI: torch.Tensor) -> int:
+    """Of the sums of a fast product without bias; 1 if it is not taken in parts."""
+    (outputs, inputs), device = weight_OI.shape, weight_OI.device
+    return _form(rows, outputs, inputs, choose_tile(rows, outputs, False, device), False, device)[0] if rows else 1
+
+
+def left_in_parts(x_NI: QuantisedRows, weight_OI: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[N, P, O] float32: the parts of such a product, `number_of_parts` of them, for whoever reads them to add, first
+    to last."""
+    rows, outputs = x_NI.shape[0], weight_OI.shape[0]
+    parts = number_of_parts(rows, weight_OI)
     sums_NPO = scale.new_empty(rows, parts, outputs)
-    x = quantised(x_NI, form_of(scale, powers))
-    _launch(x, weight_OI, scale, None, None, sums_NPO, None, tile, parts)
+    _launch(x_NI, weight_OI, scale, None, None, sums_NPO, None, None, parts)
     return sums_NPO
 
 
@@ -215,6 +214,7 @@ def _launch(
     """out: where the result goes, or parts of it, [N, P, O] in float32, that are left as they are."""
     (rows, inputs), outputs, device, is_left = x.shape, out.shape[-1], scale.device, len(out.shape) == 3
     assert x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
+    assert x.form.by_block or scale.shape[1] == 1
     y, y_scales, each, powers = destination(out, BLOCK)
     is_gated = activation is not None
     tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)

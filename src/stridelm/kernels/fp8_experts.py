@@ -12,6 +12,7 @@ Legend: as in experts.py and fp8.py.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -22,10 +23,10 @@ from stridelm.kernels.expert_pairs import Tiled, one_height, rows_of_tile, tile_
 from stridelm.kernels.experts import dense_rows, parts_by
 from stridelm.kernels.fp8 import DTYPES
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
-from stridelm.kernels.plain_fp8 import BLOCK, form_of, rows_per_scale
+from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
 from stridelm.kernels.products import Tile, described, finished_tile, store_tile
-from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
-from stridelm.kernels.row_forms import RowForm, Rows
+from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 FEW_PAIRS = 8
 """Of an expert, on average. With more, tiles of two stages make gated rows 3% faster; with fewer, up to 3% slower (one
@@ -126,20 +127,23 @@ def choose_tile(order: Tiled, is_gated: bool, *, quantised: bool = False) -> Til
 
 
 def expert_parts(
-    x_NH: Rows,
+    x_NH: QuantisedRows,
     chosen_NK: torch.Tensor,
     gate_up: tuple[torch.Tensor, torch.Tensor],
     down: tuple[torch.Tensor, torch.Tensor],
     activation: str,
-    powers: bool,
+    form: RowForm,
 ) -> torch.Tensor:
     """[N, K, H]: down(activation(gate x) * up x) of each of a row's experts (`ExpertProducts`).
 
-    gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1.
-    powers: whether scales are powers of two.
+    gate_up, down: weights and their scales; needs fp8.can_multiply of both. chosen: int64, from 0 to E - 1. x: in the
+    form that gate_up asks for (`form_of`). form: the one that down asks for.
     """
-    by, inner_rows = partial(multiply, powers=powers), partial(_inner_rows, form_of(down[1], powers))
-    return parts_by(by, x_NH, chosen_NK, gate_up, down, activation, inner_rows, one_height)
+
+    def by(x: Rows, *asked: Any) -> None:
+        multiply(x if isinstance(x, QuantisedRows) else quantise(x, form), *asked)
+
+    return parts_by(by, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form), one_height)
 
 
 def _inner_rows(form: RowForm, order: Tiled, width: int, dtype: torch.dtype) -> Rows:
@@ -151,7 +155,7 @@ def _inner_rows(form: RowForm, order: Tiled, width: int, dtype: torch.dtype) -> 
 
 
 def multiply(
-    x: Rows,
+    x: QuantisedRows,
     weight: torch.Tensor,
     scale: torch.Tensor,
     order: Tiled,
@@ -159,20 +163,17 @@ def multiply(
     y: Rows,
     activation: str | None,
     tile: Tile | None = None,
-    *,
-    powers: bool = False,
 ) -> None:
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    rows = quantised(x, form_of(scale, powers))
-    assert rows.q_NI.is_contiguous()
-    out, out_scales, share, gated_powers = destination(y, BLOCK)
+    assert x.q_NI.is_contiguous()
+    out, out_scales, share, powers = destination(y, BLOCK)
     tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
     assert out_scales is None or tile.outputs == share
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
-        rows.q_NI,
-        rows.scales_SN,
+        x.q_NI,
+        x.scales_SN,
         described(weight, tile.outputs, BLOCK),
         scale,
         order.pairs,
@@ -189,10 +190,10 @@ def multiply(
         tile.rows,
         BLOCK,
         rows_per_scale(weight.shape[0], scale.shape[0]),
-        rows.form.by_block,
+        x.form.by_block,
         order.is_sorted,
         DTYPES[x.dtype],
-        gated_powers,
+        powers,
         activation,
         num_warps=tile.warps,
         num_stages=tile.stages,

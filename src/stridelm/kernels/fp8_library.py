@@ -73,7 +73,7 @@ def multiply(
     by block."""
     rows = x_NI.shape[0]
     if only_compiles():  # our kernel, in case the library turns out not to take it
-        return product(x_NI, weight_OI, scale_QS, bias_O, powers=x_NI.form is RowForm.POWERS)
+        return product(x_NI, weight_OI, scale_QS, bias_O)
     if not x_NI.form.by_block:
         recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
     else:
@@ -105,7 +105,7 @@ def agrees(x_NI: QuantisedRows, weight_OI: torch.Tensor, bias_O: torch.Tensor | 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         nothing = None if bias_O is None else torch.zeros_like(bias_O)  # beside which a rounding would not show
         asked = *_cancelling(rows, weight_OI.shape, device, x_NI.form), nothing
-        return product(*asked, powers=x_NI.form is RowForm.POWERS), multiply(*asked)
+        return product(*asked), multiply(*asked)
 
     return agree(("fp8", weight_OI.shape, bias_O is None, rows, device), both)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from stridelm.kernels import plain_fp8
-from stridelm.kernels.fp8 import choose_tile, gated_product, left_in_parts, no_arrivals, product
+from stridelm.kernels import fp8, plain_fp8
+from stridelm.kernels.fp8 import choose_tile, gated_product, left_in_parts, no_arrivals, number_of_parts
 from stridelm.kernels.ops import Ops, Parts, Routing
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import form_of
 from stridelm.kernels.products import Tile
-from stridelm.kernels.quantise import quantise
-from stridelm.kernels.row_forms import QuantisedRows, RowForm, dense_of
+from stridelm.kernels.quantise import quantise, quantised
+from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows, dense_of
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.models.fitting import fill
 from stridelm.models.layers.block import Site
@@ -142,18 +142,35 @@ def check_quantised_gate(ops: Ops, count: int, width: int, form: str, dtype: tor
         check_same(got, quantise(ops.gate(x, activation), ROW_FORMS[form]))
 
 
+def product(
+    x_NI: Rows,
+    weight_OI: torch.Tensor,
+    scale: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    activation: str | None = None,
+    *,
+    powers: bool = False,
+    **how: Any,
+) -> torch.Tensor:
+    """`fp8.product` of rows that are quantised first, if they are not yet."""
+    return fp8.product(quantised(x_NI, form_of(scale, powers)), weight_OI, scale, bias_O, activation, **how)
+
+
 def check_given_rows(case: Case) -> None:
-    """Rows that are already quantised give the bits of rows that are not, and what the gate makes may be quantised."""
+    """A layer's rows that are already quantised give the bits of rows that are not, and what the gate makes may be
+    quantised."""
     case.x *= case.x.shape[1] ** -0.5  # in 16 bits the gated product would overflow
-    rows, run = quantise(case.x, ROW_FORMS[case.form]), partial(product, powers=case.powers)
-    made, gated = RowForm.POWERS if case.powers else RowForm.BLOCKS, partial(gated_product, powers=case.powers)
+    form = ROW_FORMS[case.form]
+    rows, made = quantise(case.x, form), RowForm.POWERS if case.powers else RowForm.BLOCKS
     for arrivals in (None, no_arrivals(case.x.device)):
+        layer = FP8Product(form, arrivals, library=False)
         for bias in (None, case.bias):
             asked = case.weight, case.scale, bias
-            assert torch.equal(run(rows, *asked, arrivals=arrivals), run(case.x, *asked, arrivals=arrivals))
-            check_same(gated(rows, *asked, "silu"), quantise(run(case.x, *asked, "silu"), made))
-        fast_rows = gated(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
-        dense = run(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
+            assert torch.equal(layer(rows, *asked), layer(case.x, *asked))
+            wanted = quantise(fp8.product(rows, *asked, "silu"), made)
+            check_same(gated_product(rows, *asked, "silu", made), wanted)
+        fast_rows = gated_product(rows, case.weight, case.scale, None, "silu", made, arrivals=arrivals)
+        dense = fp8.product(rows, case.weight, case.scale, None, "silu", arrivals=arrivals)
         close = plain_fp8.widened_rows(fast_rows) - dense.float()
         assert float(close.abs().max()) <= 2**-4 * float(dense.abs().max())
 
@@ -181,14 +198,15 @@ def check_gated(case: Case, activation: str) -> None:
 def check_tiles(case: Case) -> None:
     """All tiles add in the same order, gated or not."""
     whole, gated = (product(case.x, case.weight, case.scale, case.bias, how, tile=TILES[0]) for how in (None, "silu"))
-    quantised = quantise(gated, RowForm.BLOCKS)
+    wanted, x = quantise(gated, RowForm.BLOCKS), quantise(case.x, ROW_FORMS[case.form])
     for tile in TILES[1:]:
         assert torch.equal(product(case.x, case.weight, case.scale, case.bias, tile=tile), whole), tile
         if tile.outputs == 64:
             again = product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile)
             assert torch.equal(again, gated), tile
         elif tile.outputs == BLOCK:
-            check_same(gated_product(case.x, case.weight, case.scale, case.bias, "silu", tile=tile), quantised)
+            got = gated_product(x, case.weight, case.scale, case.bias, "silu", RowForm.BLOCKS, tile=tile)
+            check_same(got, wanted)
 
 
 def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
@@ -200,8 +218,9 @@ def check_sums_in_parts(case: Case, parts: int, repeats: int = 1) -> None:
     step = choose_tile(count, len(case.bias), False, case.x.device).inputs
     each = -(-inputs // (step * parts)) * step
     wanted = torch.zeros(count, len(case.bias), device=case.x.device)
-    left = left_in_parts(case.x, case.weight, case.scale, powers=case.powers)
-    assert left is not None and left.shape == (count, parts, len(case.bias))
+    assert number_of_parts(count, case.weight) == parts
+    left = left_in_parts(quantise(case.x, RowForm.BLOCKS), case.weight, case.scale)
+    assert left.shape == (count, parts, len(case.bias))
     for part, start in enumerate(range(0, inputs, each)):
         scale = case.scale[:, start // BLOCK : (start + each) // BLOCK].contiguous()
         weight = case.weight[:, start : start + each].contiguous()

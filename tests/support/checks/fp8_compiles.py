@@ -17,6 +17,8 @@ from triton.runtime.jit import JITFunction
 from stridelm.kernels.fp8 import gated_product, left_in_parts, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
 from stridelm.kernels.products import Tile
+from stridelm.kernels.quantise import quantise
+from stridelm.kernels.row_forms import QuantisedRows, RowForm
 from support.checks.before_waiting import known_of
 from support.doubles.absent_gpu import Driver, stack_bytes
 
@@ -51,30 +53,37 @@ def empty(*shape: int, eight: bool = True) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float8_e4m3fn if eight else torch.float32)
 
 
+def made_rows(rows: int, form: RowForm) -> QuantisedRows:
+    return quantise(torch.empty(rows, 4096, dtype=torch.bfloat16), form)
+
+
 def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
     for by_block in (True, False):
+        form = RowForm.BLOCKS if by_block else RowForm.WHOLE
         for rows, outputs, activation in DENSE if by_block else DENSE[::2]:
-            x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+            x = made_rows(rows, form)
             scale = empty(outputs // 128, 32, eight=False) if by_block else empty(outputs, 1, eight=False)
-            for arrivals in (None, no_arrivals(x.device)):
-                product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
+            for arrivals in (None, no_arrivals(torch.device("cpu"))):
+                asked = x, empty(outputs, 4096), scale, None
+                product(*asked, activation, arrivals=arrivals)
                 if activation is not None:
-                    gated_product(x, empty(outputs, 4096), scale, None, activation, arrivals=arrivals)
+                    gated_product(*asked, activation, RowForm.BLOCKS, arrivals=arrivals)
         for rows in (1, 40):
             scale = empty(16, 32, eight=False) if by_block else empty(2048, 1, eight=False)
-            left_in_parts(torch.empty(rows, 4096, dtype=torch.bfloat16), empty(2048, 4096), scale, powers=False)
+            left_in_parts(made_rows(rows, form), empty(2048, 4096), scale)
         for tile in SEVERAL:
             scale = empty(32, 32, eight=False) if by_block else empty(4096, 1, eight=False)
-            x, arrivals = torch.empty(tile.rows, 4096, dtype=torch.bfloat16), no_arrivals(torch.device("cpu"))
-            product(x, empty(4096, 4096), scale, None, arrivals=arrivals, tile=tile)
+            x = made_rows(tile.rows, form)
+            product(x, empty(4096, 4096), scale, None, arrivals=no_arrivals(torch.device("cpu")), tile=tile)
     for rows in (1, 16, 4096):
-        x, chosen = torch.empty(rows, 256, dtype=torch.bfloat16), torch.zeros(rows, 2, dtype=torch.int64)
+        chosen = torch.zeros(rows, 2, dtype=torch.int64)
+        wide = quantise(torch.empty(rows, 256, dtype=torch.bfloat16), RowForm.BLOCKS)
         for inner in (128, 256):
             gate_up = empty(8 * 2 * inner, 256), empty(8 * 2 * inner // 128, 2, eight=False)
             down = empty(8 * 256, inner), empty(16, inner // 128, eight=False)
-            expert_parts(x, chosen, gate_up, down, "silu", powers=False)
+            expert_parts(wide, chosen, gate_up, down, "silu", RowForm.BLOCKS)
     print(json.dumps(FOUND))
 
 

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from stridelm.kernels import fp8, products
 from stridelm.kernels.plain_fp8 import quantised
+from stridelm.kernels.quantise import quantise
+from stridelm.kernels.row_forms import RowForm
 from stridelm.kernels.triton_rows import TritonOps
 from stridelm.kernels.triton_step import TritonStepOps
 from stridelm.models.layers.expert_products import GroupedExperts
@@ -85,8 +87,8 @@ def multiply() -> None:
     for rows in range(1, 10):
         x = torch.zeros(rows, 256)
         products.product(x, weight, None)
-        fp8.product(x, stored, scale, None)
-        fp8.product(x, stored, torch.ones(64, 1), None)
+        fp8.product(quantise(x, RowForm.BLOCKS), stored, scale, None)
+        fp8.product(quantise(x, RowForm.WHOLE), stored, torch.ones(64, 1), None)
         case = ExpertsCase(rows, 5, 2, 128, 256, "block", torch.float32, "cpu")
         case.run(GroupedFP8Experts(case.layer, tiled_product, case.powers), TritonOps())
         DenseExperts(rows, 5, 2, 128, 256, torch.float16).run(GroupedExperts(), TritonOps())

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from stridelm.kernels.fp8 import can_multiply, choose_tile, no_arrivals, parts_of, product
+from stridelm.kernels.fp8 import can_multiply, choose_tile, no_arrivals, parts_of
 from stridelm.kernels.host.ops import HostOps
 from stridelm.kernels.plain import PlainOps
 from stridelm.kernels.plain_fp8 import BLOCK, plain_product, quantised, rows_per_scale, widened
@@ -34,6 +34,7 @@ from support.checks.fp8 import (
     check_quantised_norms,
     check_sums_in_parts,
     check_tiles,
+    product,
 )
 from support.checks.linear import check_row_bits
 from support.checks.row_ops import noise

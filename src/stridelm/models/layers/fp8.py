@@ -138,10 +138,6 @@ class FP8Product:
         whether it multiplies by this weight. ones: of `ones_of_parts`, if sums may be left in parts."""
         self.row_form, self.arrivals, self.library, self.ones = row_form, arrivals, library, ones
 
-    @property
-    def powers(self) -> bool:
-        return self.row_form is RowForm.POWERS
-
     def fuses_gate(self, x: Rows, is_given: bool = False) -> bool:
         from stridelm.kernels.fp8 import FUSED_ROWS
 
@@ -159,23 +155,28 @@ class FP8Product:
         from stridelm.kernels.quantise import quantised
 
         if x.dtype == torch.float64:
-            return plain_product(x, weight, scale, bias, tiled_product, self.powers)
+            return plain_product(x, weight, scale, bias, tiled_product, self.row_form is RowForm.POWERS)
+        x = quantised(x, self.row_form)
         if self.library and x.shape[0] >= fp8_library.FASTER_FROM and x.dtype == torch.bfloat16 and activation is None:
-            x = quantised(x, self.row_form)
             if self.arrivals is not None:
                 return fp8_library.multiply(x, weight, scale, bias)
             if fp8_library.agrees(x, weight, bias):
                 return fp8_library.multiply(x, weight, scale, bias, fp8_library.TRIED)
-        return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=self.powers)
+        return fp8.product(x, weight, scale, bias, activation, arrivals=self.arrivals)
 
     def parts(self, x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Parts | None:
         """The product in parts that whoever reads it adds up, where that is faster."""
-        from stridelm.kernels.fp8 import left_in_parts
+        from stridelm.kernels.fp8 import left_in_parts, number_of_parts
+        from stridelm.kernels.quantise import quantised
 
-        if self.ones is None or bias is not None or x.dtype == torch.float64:
+        if (
+            self.ones is None
+            or bias is not None
+            or x.dtype == torch.float64
+            or number_of_parts(x.shape[0], weight) == 1
+        ):
             return None
-        sums_NPO = left_in_parts(x, weight, scale, powers=self.powers)
-        return None if sums_NPO is None else with_ones(sums_NPO, self.ones)
+        return with_ones(left_in_parts(quantised(x, self.row_form), weight, scale), self.ones)
 
     def gated_rows(
         self,
@@ -187,8 +188,9 @@ class FP8Product:
         form: RowForm,
     ) -> Rows:
         from stridelm.kernels.fp8 import gated_product
+        from stridelm.kernels.quantise import quantised
 
         if not form.by_block:  # no program has a whole row
             return self(x, weight, scale, bias, activation)
-        assert self.powers is (form is RowForm.POWERS)  # formats do not change within a layer
-        return gated_product(x, weight, scale, bias, activation, arrivals=self.arrivals, powers=self.powers)
+        x = quantised(x, self.row_form)
+        return gated_product(x, weight, scale, bias, activation, form, arrivals=self.arrivals)

@@ -57,10 +57,13 @@ class GroupedFP8Experts(FP8Experts):
 
     def __call__(self, inputs: ExpertsInput, ops: Ops) -> torch.Tensor:
         from stridelm.kernels.fp8_experts import expert_parts
+        from stridelm.kernels.quantise import quantised
 
         if inputs.x_NH.dtype == torch.float64:
             return super().__call__(inputs, ops)
-        return expert_parts(inputs.x, inputs.chosen_NK, *self.tensors(), inputs.activation, self.powers)
+        between = form_of(self.layer.get_parameter("down_scale"), self.powers)
+        x = quantised(inputs.x, self.row_form)
+        return expert_parts(x, inputs.chosen_NK, *self.tensors(), inputs.activation, between)
 
 
 def chosen_fp8_experts(layer: StoredExperts, *, deterministic: bool, powers: bool) -> ExpertProducts:
