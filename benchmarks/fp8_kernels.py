@@ -43,8 +43,8 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
     """Calls over copies of the weight that exceed the cache: as served, with the rows' quantisation and with rows that
     are quantised already, as norms and gates make them; that quantisation alone; and bfloat16's. options: of our
     kernel, which then runs for any number of rows."""
-    from stridelm.kernels import fp8
     from stridelm.kernels.fp8 import FUSED_ROWS, gated_product, no_arrivals
+    from stridelm.kernels.fp8 import product as by_our_kernel
     from stridelm.kernels.quantise import quantise
     from stridelm.kernels.quantise import quantised as in_form
     from stridelm.kernels.triton_rows import TritonOps
@@ -64,7 +64,7 @@ def fp8_calls(shape: str, rows: int, **options: Any) -> dict[str, list[Callable[
         x: Rows, weight: torch.Tensor, scale: torch.Tensor, bias: None, *gate: Any, **trial: Any
     ) -> torch.Tensor:
         if options or rows <= FUSED_ROWS:
-            return fp8.product(in_form(x, RowForm.BLOCKS), weight, scale, bias, *gate, **trial)
+            return by_our_kernel(in_form(x, RowForm.BLOCKS), weight, scale, bias, *gate, **trial)
         assert trial.keys() <= asked.keys()
         return served(x, weight, scale, bias)
 
@@ -121,8 +121,8 @@ def fp8_expert_calls(rows: int) -> dict[str, list[Callable[[], object]]]:
     from stridelm.kernels.quantise import quantise
 
     def ours(chosen: torch.Tensor) -> torch.Tensor:
-        rows = quantise(x, RowForm.BLOCKS)
-        return fp8_experts.expert_parts(rows, chosen, gate_up, down, "silu", RowForm.BLOCKS)
+        x_8 = quantise(x, RowForm.BLOCKS)
+        return fp8_experts.expert_parts(x_8, chosen, gate_up, down, "silu", RowForm.BLOCKS)
 
     gate_up, down = drawn_fp8(EXPERTS * 2 * INNER, WIDTH), drawn_fp8(EXPERTS * WIDTH, INNER)
     wide_gate_up, wide_down = gate_up[0].bfloat16(), down[0].bfloat16()

@@ -29,10 +29,10 @@ def parts(settings: Settings) -> Section:
     columns = ("16 bits, whole", "in parts", "floor", "8 bits, whole", "in parts", "floor")
     table = right_table("product and norm, us", "product", "rows", *columns)
     for row in found:
-        whole, parts, whole_8, parts_8 = (f"{us:.2f}" for us in row["us"].values())
+        whole, in_parts, whole_8, parts_8 = (f"{us:.2f}" for us in row["us"].values())
         floor = row["floor_us"]
         table.add_row(
-            row["shape"], str(row["rows"]), whole, parts, f"{floor:.2f}", whole_8, parts_8, f"{floor / 2:.2f}"
+            row["shape"], str(row["rows"]), whole, in_parts, f"{floor:.2f}", whole_8, parts_8, f"{floor / 2:.2f}"
         )
     return Section([table], found)
 

@@ -53,8 +53,8 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 def once_written(at, DEPENDENT: tl.constexpr):
     """Returns `at`, an offset into what the previous kernel writes, once that kernel has ended. In a loop that is
     pipelined this is the wait: what such a loop loads ahead without this offset, it asks for before. Those are weights,
-    which the previous kernel must not write. After the loop `wait_for_inputs` is still called, since the compiler does
-    not know that the loop runs at least once."""
+    which the previous kernel must not write. After the loop the program still waits (`nearly_done`), since the compiler
+    does not know that the loop runs at least once."""
     if DEPENDENT:
         # "Pure", so that loads may be taken out of the loop. It stays where it is, for it reads `at` and returns a 0,
         # here multiplied so that the compiler knows the sum to be as aligned as `at`.
@@ -66,8 +66,9 @@ def once_written(at, DEPENDENT: tl.constexpr):
 
 @triton.jit
 def nearly_done(DEPENDENT: tl.constexpr):
-    """Called by a program that has waited, and has only its tile to finish. When all programs have called it, those of
-    the next kernel may come beside them."""
+    """Called by a program that has only its tile to finish. It waits, if it has not yet. When all programs have called
+    this, those of the next kernel may come beside them."""
+    wait_for_inputs(DEPENDENT)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
 

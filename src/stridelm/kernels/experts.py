@@ -75,7 +75,7 @@ def write_pairs(
                 x, weight, pairs, y, expert, place, first, inputs, outputs, each,
                 B, LEAST << i, K, TALL_STAGES if i else STAGES, SORTED, ACTIVATION, DEPENDENT,
             )  # fmt: skip
-    wait_for_inputs(DEPENDENT)
+    wait_for_inputs(DEPENDENT)  # a tile that is not in use has not
 
 
 @triton.jit
@@ -119,7 +119,6 @@ def _write_tile(
         sum_BR = tl.dot(weight_BK, loaded_RK.T, sum_BR)
         if ACTIVATION is not None:
             up_BR = tl.dot(up_weight_BK, loaded_RK.T, up_BR)
-    wait_for_inputs(DEPENDENT)
     nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)

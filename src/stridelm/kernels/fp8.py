@@ -35,7 +35,7 @@ from stridelm.kernels.fp8_sums import (
     sums_by_block,
     sums_of_several,
 )
-from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
+from stridelm.kernels.plain_fp8 import BLOCK, fits, rows_per_scale
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import Tile, can_tile, described, finished_tile, store_tile, tile_height
 from stridelm.kernels.quantise import destination, empty_rows, store_quantised_tile
@@ -214,7 +214,7 @@ def _launch(
     """out: where the result goes, or parts of it, [N, P, O] in float32, that are left as they are."""
     (rows, inputs), outputs, device, is_left = x.shape, out.shape[-1], scale.device, len(out.shape) == 3
     assert x.q_NI.is_contiguous() and x.scales_SN.is_contiguous()
-    assert x.form.by_block or scale.shape[1] == 1
+    assert fits(x.form, scale, inputs)
     y, y_scales, each, powers = destination(out, BLOCK)
     is_gated = activation is not None
     tile = tile or choose_tile(rows, outputs, is_gated, device, quantised=y_scales is not None)

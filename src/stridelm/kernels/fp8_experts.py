@@ -23,9 +23,9 @@ from stridelm.kernels.expert_pairs import Tiled, one_height, rows_of_tile, tile_
 from stridelm.kernels.experts import dense_rows, parts_by
 from stridelm.kernels.fp8 import DTYPES
 from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
-from stridelm.kernels.plain_fp8 import BLOCK, rows_per_scale
+from stridelm.kernels.plain_fp8 import BLOCK, fits, rows_per_scale
 from stridelm.kernels.products import Tile, described, finished_tile, store_tile
-from stridelm.kernels.quantise import destination, empty_rows, quantise, store_quantised_tile
+from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
 from stridelm.kernels.row_forms import QuantisedRows, RowForm, Rows
 
 FEW_PAIRS = 8
@@ -140,10 +140,11 @@ def expert_parts(
     form that gate_up asks for (`form_of`). form: the one that down asks for.
     """
 
-    def by(x: Rows, *asked: Any) -> None:
-        multiply(x if isinstance(x, QuantisedRows) else quantise(x, form), *asked)
+    def by(x: Rows, weight: torch.Tensor, scale: torch.Tensor, form: RowForm, *asked: Any) -> None:
+        multiply(quantised(x, form), weight, scale, *asked)
 
-    return parts_by(by, x_NH, chosen_NK, gate_up, down, activation, partial(_inner_rows, form), one_height)
+    inner_rows = partial(_inner_rows, form)
+    return parts_by(by, x_NH, chosen_NK, (*gate_up, x_NH.form), (*down, form), activation, inner_rows, one_height)
 
 
 def _inner_rows(form: RowForm, order: Tiled, width: int, dtype: torch.dtype) -> Rows:
@@ -167,7 +168,7 @@ def multiply(
     """Write the products of all pairs to y: with an activation from rows to gated places, without from places to pairs.
     Places without a pair are quantised too, whatever they hold, and read by nobody."""
     outputs, blocks = y.shape[1], scale.shape[1]
-    assert x.q_NI.is_contiguous()
+    assert x.q_NI.is_contiguous() and fits(x.form, scale, x.shape[1])
     out, out_scales, share, powers = destination(y, BLOCK)
     tile = tile or choose_tile(order, activation is not None, quantised=out_scales is not None)
     assert out_scales is None or tile.outputs == share

@@ -61,6 +61,11 @@ def form_of(scale_QS: torch.Tensor, powers: bool = False) -> RowForm:
     return RowForm.BLOCKS if scale_QS.shape[1] > 1 else RowForm.WHOLE
 
 
+def fits(form: RowForm, scale_QS: torch.Tensor, inputs: int) -> bool:
+    """Whether rows of this form have as many scales as a weight of so many inputs has for each of its own."""
+    return scale_QS.shape[1] == (-(-inputs // BLOCK) if form.by_block else 1)
+
+
 def quantise(x_NI: torch.Tensor, form: RowForm) -> QuantisedRows:
     width = x_NI.shape[1]
     x = x_NI.float()

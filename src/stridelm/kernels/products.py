@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stridelm.kernels.agreement import agree
-from stridelm.kernels.dependent import dependent, nearly_done, once_written, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done, once_written
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.triton_rows import gated
 
@@ -106,7 +106,6 @@ def write_product(
         sum_BR = tl.dot(weight_BK, x_KR, sum_BR)
         if DOUBLE:
             up_BR = tl.dot(up_weight_BK, x_KR, up_BR)
-    wait_for_inputs(DEPENDENT)
     nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)

@@ -138,9 +138,9 @@ def quantised(x_NI: Rows, form: RowForm) -> QuantisedRows:
 def quantise(x_NI: torch.Tensor, form: RowForm) -> QuantisedRows:
     rows, width = x_NI.shape
     x_NI, made = x_NI.contiguous(), empty_rows(x_NI.shape, form, x_NI.dtype, x_NI.device)
-    options = dependent(x_NI.device)
     if rows == 0:
         return made
+    options = dependent(x_NI.device)
     if not form.by_block:
         block = min(4 * COLUMNS, triton.next_power_of_2(width))
         _quantise_rows_kernel[(rows,)](x_NI, made.q_NI, made.scales_SN, width, block, num_warps=8, **options)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, give_way, nearly_done, once_written, wait_for_inputs
+from stridelm.kernels.dependent import dependent, give_way, nearly_done, once_written
 from stridelm.kernels.processors import multiprocessors
 from stridelm.kernels.products import FEW_ROWS, described, tile_height
 
@@ -60,7 +60,6 @@ def _parts_kernel(
     for k in range(part * each, tl.minimum((part + 1) * each, inputs), K):
         weight_BK = weight.load([first, k])
         sum_BR = tl.dot(weight_BK, x.load([first_row, once_written(k, DEPENDENT)]).T, sum_BR)
-    wait_for_inputs(DEPENDENT)
     nearly_done(DEPENDENT)
     output_B = first + tl.arange(0, B)
     row_R = first_row + tl.arange(0, R)

@@ -143,17 +143,10 @@ def check_quantised_gate(ops: Ops, count: int, width: int, form: str, dtype: tor
 
 
 def product(
-    x_NI: Rows,
-    weight_OI: torch.Tensor,
-    scale: torch.Tensor,
-    bias_O: torch.Tensor | None,
-    activation: str | None = None,
-    *,
-    powers: bool = False,
-    **how: Any,
+    x: Rows, weight_OI: torch.Tensor, scale: torch.Tensor, *asked: Any, powers: bool = False, **how: Any
 ) -> torch.Tensor:
     """`fp8.product` of rows that are quantised first, if they are not yet."""
-    return fp8.product(quantised(x_NI, form_of(scale, powers)), weight_OI, scale, bias_O, activation, **how)
+    return fp8.product(quantised(x, form_of(scale, powers)), weight_OI, scale, *asked, **how)
 
 
 def check_given_rows(case: Case) -> None:

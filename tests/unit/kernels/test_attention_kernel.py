@@ -498,12 +498,11 @@ def test_fp8_on_hopper(tmp_path: Path) -> None:
 
 def test_programs_that_fit_on_hopper(tmp_path: Path) -> None:
     """For compute capability 9.0 as many programs as plans count on have room on a processor, where keys are shared or
-    blocks are not short, which they are only for many tiles. Long blocks, too, fit into registers but for two of them,
-    which Triton 3.6 lacks."""
+    blocks are not short, which they are only for many tiles. Long blocks, too, fit into registers."""
     kernels = compiled("kv_compiles", tmp_path, "planned")
     assert all(kernel["shared"] <= 227 * 1024 for kernel in kernels)
     tiles = [kernel for kernel in kernels if kernel["name"] == "attend"]
     assert {kernel["counted"] for kernel in tiles} == {1, 2, 3, 4}
-    assert all(kernel["stack"] <= 8 for kernel in tiles if kernel["keys"] == 128)
+    assert not any(kernel["stack"] for kernel in tiles if kernel["keys"] == 128)
     for kernel in tiles:
         assert kernel["counted"] <= kernel["fit"] or (kernel["keys"] == 32 and kernel["shared_keys"]), kernel

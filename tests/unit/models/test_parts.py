@@ -27,7 +27,7 @@ WIDTH, DTYPE = 128, torch.float16
 
 @INTERPRETED
 @pytest.mark.parametrize(("outputs", "number"), [(72, 4), (2112, 4), (2120, 2)])
-@pytest.mark.parametrize("inputs", [1024, 1304])
+@pytest.mark.parametrize("inputs", [1024, 1304, 2048])
 def test_added_parts(inputs: int, outputs: int, number: int) -> None:
     """In float32, each of a part of the inputs, as many as run at once on a card of 132 processors; with the same bits
     whatever rows are beside it."""
