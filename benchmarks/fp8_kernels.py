@@ -210,12 +210,13 @@ def fp8_expert_tiles(settings: Settings) -> Section:
     found = []
     for rows in TILED_ROWS:
         layer = FP8Experts(rows, *weights)
-        height = layer.orders[0].heights.tallest
+        order = layer.orders[0]
+        height, blocks = (order.heights.tallest, 1) if order.is_sorted else (8, 2)
         forms: list[tuple[int, int, int] | None] = [None]
         forms += [(64, 4, stages) for stages in (3, 4, 6)]
         forms += [(128, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
         for stage, form in itertools.product(("gate and up", "gate and up, quantised", "down"), forms):
-            tile = None if form is None else Tile(form[0], height, 128, *form[1:])
+            tile = None if form is None else Tile(form[0], height, blocks * 128, *form[1:])
             if "quantised" in stage and tile is not None and tile.outputs < 128:
                 continue
             try:

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stridelm.kernels.dependent import dependent, nearly_done, wait_for_inputs
+from stridelm.kernels.dependent import dependent, nearly_done
 from stridelm.kernels.fp8_sums import (
     factors,
     is_last_of,
@@ -85,7 +85,6 @@ def _product_kernel(
     products.py. A part is of `each` blocks, and `parts` has a row's parts one below the other; the last program of a
     tile adds them, if there are `arrivals`. TALL: the rows are the tall side of a tile. y_scales: if given, the result
     is rounded to DTYPE and quantised, a tile's outputs of a row by one scale."""
-    wait_for_inputs(DEPENDENT)
     first = tl.program_id(0) * B
     first_row = tl.program_id(1) * R
     part = tl.program_id(2)
@@ -100,20 +99,20 @@ def _product_kernel(
     end = tl.minimum(inputs, start + each * _BLOCK)
     if K == _BLOCK:
         sums, up_sums = sums_by_block(
-            x, x_scales + row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, blocks, start, end,
-            B, R, BY_BLOCK, TALL, ACTIVATION is not None,
+            x, x_scales, row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, start, end,
+            B, R, BY_BLOCK, TALL, ACTIVATION is not None, False, False, DEPENDENT,
         )  # fmt: skip
     else:
         sums, up_sums = sums_of_several(
-            x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, blocks, start, end,
-            B, R, K, BY_BLOCK, ACTIVATION is not None,
+            x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, rows, inputs, blocks, start, end,
+            B, R, K, BY_BLOCK, ACTIVATION is not None, DEPENDENT,
         )  # fmt: skip
+    nearly_done(DEPENDENT)
     if not BY_BLOCK:
-        scale_R, scale_B, up_scale_B = scales_of_block(x_scales + row_R, exists_R, rows, at_B, up_at_B, blocks, 0)
+        scale_R, scale_B, up_scale_B = scales_of_block(x_scales + row_R, exists_R, rows, at_B, up_at_B, 0)
         sums *= factors(scale_B, scale_R, TALL)
         if ACTIVATION is not None:
             up_sums *= factors(up_scale_B, scale_R, TALL)
-    nearly_done(DEPENDENT)
     if TALL:
         sums, up_sums = sums.T, up_sums.T
     output_B = first + tl.arange(0, B)

@@ -22,7 +22,7 @@ from stridelm.kernels.dependent import dependent, nearly_done, wait_for_inputs
 from stridelm.kernels.expert_pairs import Tiled, one_height, rows_of_tile, tile_of
 from stridelm.kernels.experts import dense_rows, parts_by
 from stridelm.kernels.fp8 import DTYPES
-from stridelm.kernels.fp8_sums import scales_of_block, scales_of_outputs
+from stridelm.kernels.fp8_sums import factors, scales_of_block, scales_of_outputs, sums_by_block, sums_of_several
 from stridelm.kernels.plain_fp8 import BLOCK, fits, rows_per_scale
 from stridelm.kernels.products import Tile, described, finished_tile, store_tile
 from stridelm.kernels.quantise import destination, empty_rows, quantised, store_quantised_tile
@@ -64,47 +64,41 @@ def _product_kernel(
 ):
     """Grid (tiles of outputs, T). As in experts.py; x has `rows` rows or places. y_scales: if given, a gated row is
     rounded to DTYPE and quantised, a tile's outputs by one scale; y has `places` rows then."""
-    wait_for_inputs(DEPENDENT)
+    if ACTIVATION is not None:
+        wait_for_inputs(DEPENDENT)
     height, expert, place = tile_of(table, tl.program_id(1), R, 1, SORTED)
     if height == 0:
+        wait_for_inputs(DEPENDENT)
         return
     source_R, target_R, exists_R = rows_of_tile(place, pairs, each, R, SORTED, ACTIVATION)
     first = tl.program_id(0) * B
-    top = expert * outputs
+    top, up_top = expert * outputs + first, 0
     if ACTIVATION is not None:
         top += expert * outputs
-    x_at_R = x_scales + source_R
-    at_B = scales_of_outputs(weight_scales, top + first, top + outputs, blocks, B, G)
+        up_top = top + outputs
+    end = top - first + outputs
+    at_B = scales_of_outputs(weight_scales, top, end, blocks, B, G)
     up_at_B = at_B
     if ACTIVATION is not None:
-        up_at_B = scales_of_outputs(weight_scales, top + outputs + first, top + 2 * outputs, blocks, B, G)
-    input_K = tl.arange(0, K)
-    x_RK = x + source_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
-    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, 0)
-    after_R, after_B, up_after_B = scale_R, scale_B, up_scale_B
-    for k in range(0, inputs, K):
-        if BY_BLOCK:
-            after = k // K + 1
-            after_R, after_B, up_after_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
-        loaded_RK = tl.load(x_RK + k, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
-        part_BR = tl.dot(weight.load([top + first, k]), loaded_RK.T)
-        if BY_BLOCK:
-            part_BR *= scale_B[:, None] * scale_R[None, :]
-        sum_BR += part_BR
+        up_at_B = scales_of_outputs(weight_scales, up_top, end + outputs, blocks, B, G)
+    if SORTED:
+        sum_BR, up_BR = sums_by_block(
+            x, x_scales, source_R, exists_R, weight, at_B, up_at_B, top, up_top, None, rows, inputs, 0, inputs,
+            B, R, BY_BLOCK, False, ACTIVATION is not None, True, ACTIVATION is not None, DEPENDENT,
+        )  # fmt: skip
+    else:
+        source = place
         if ACTIVATION is not None:
-            part_BR = tl.dot(weight.load([top + outputs + first, k]), loaded_RK.T)
-            if BY_BLOCK:
-                part_BR *= up_scale_B[:, None] * scale_R[None, :]
-            up_BR += part_BR
-        if BY_BLOCK:
-            scale_R, scale_B, up_scale_B = after_R, after_B, up_after_B
-    if not BY_BLOCK:
-        sum_BR *= scale_B[:, None] * scale_R[None, :]
-        if ACTIVATION is not None:
-            up_BR *= up_scale_B[:, None] * scale_R[None, :]
+            source = place // each
+        sum_BR, up_BR = sums_of_several(
+            x, x_scales, weight, at_B, up_at_B, top, up_top, source, source + 1, rows, inputs, blocks, 0, inputs,
+            B, R, K, BY_BLOCK, ACTIVATION is not None, DEPENDENT,
+        )  # fmt: skip
     nearly_done(DEPENDENT)
+    if not BY_BLOCK:
+        scale_R, scale_B, up_scale_B = scales_of_block(x_scales + source_R, exists_R, rows, at_B, up_at_B, 0)
+        sum_BR *= factors(scale_B, scale_R, False)
+        up_BR *= factors(up_scale_B, scale_R, False)
     output_B = first + tl.arange(0, B)
     if y_scales is None:
         store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)
@@ -118,6 +112,8 @@ def _product_kernel(
 def choose_tile(order: Tiled, is_gated: bool, *, quantised: bool = False) -> Tile:
     """All give the same bits. quantised: a tile has all outputs that share a scale."""
     height = order.heights.tallest
+    if not order.is_sorted:  # a pair alone: its programs are bound by how fast they run through the weight
+        return Tile(64, 8, 2 * BLOCK, warps=4, stages=3)
     if quantised:
         return Tile(BLOCK, height, BLOCK, warps=8, stages=2 if order.mean > FEW_PAIRS else 3)
     if height < 128:
@@ -175,7 +171,7 @@ def multiply(
     _product_kernel[triton.cdiv(outputs, tile.outputs), order.tiles](
         x.q_NI,
         x.scales_SN,
-        described(weight, tile.outputs, BLOCK),
+        described(weight, tile.outputs, tile.inputs),
         scale,
         order.pairs,
         order.table,
@@ -189,7 +185,7 @@ def multiply(
         each,
         tile.outputs,
         tile.rows,
-        BLOCK,
+        tile.inputs,
         rows_per_scale(weight.shape[0], scale.shape[0]),
         x.form.by_block,
         order.is_sorted,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stridelm.kernels.dependent import once_written
 from stridelm.kernels.plain_fp8 import BLOCK
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -16,75 +17,93 @@ _BLOCK = tl.constexpr(BLOCK)
 
 @triton.jit
 def sums_by_block(
-    x, x_at_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, blocks, start, end,
+    x, x_scales, row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, start, end,
     B: tl.constexpr, R: tl.constexpr, BY_BLOCK: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr,
+    GATHERED: tl.constexpr, WAITED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sums of a tile over the columns from `start` to `end`, and if GATED those of the outputs from `up_first` on: a
-    block's product after another. x: a descriptor."""
+    block's product after another. x: so many rows, a descriptor of those from `first_row` on or, if the tile's are
+    GATHERED, a pointer. WAITED: the launch has waited before.
+
+    A product is added when the next is about to be made: its scales have come by then, and before the loop, where the
+    launch has not waited, none are read."""
     sums = tl.zeros([R, B] if TALL else [B, R], tl.float32)
-    up_sums = sums
-    scale_R, scale_B, up_scale_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, start // _BLOCK)
-    after_R, after_B, up_after_B = scale_R, scale_B, up_scale_B
+    up_sums, made, up_made = sums, sums, sums
+    scale_R, scale_B = tl.zeros([R], tl.float32), tl.zeros(at_B.shape, tl.float32)
+    up_scale_B = scale_B
+    if GATHERED:
+        input_K = tl.arange(0, _BLOCK)
+        x_at_RK = x + row_R.to(tl.int64)[:, None] * inputs + input_K[None, :]
     for k in range(start, end, _BLOCK):
-        if BY_BLOCK:
-            after = k // _BLOCK + 1
-            after_R, after_B, up_after_B = scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, after)
-        x_RK = x.load([first_row, k])
-        made = _multiplied(weight.load([first, k]), x_RK, TALL)
+        weight_BK = weight.load([first, k])
+        if GATED:
+            up_weight_BK = weight.load([up_first, k])
+        at = k
+        if not WAITED:
+            at = once_written(at, DEPENDENT)
+        if GATHERED:
+            x_RK = tl.load(x_at_RK + at, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
+        else:
+            x_RK = x.load([first_row, at])
         if BY_BLOCK:
             made *= factors(scale_B, scale_R, TALL)
+            up_made *= factors(up_scale_B, scale_R, TALL)
+            block = at // _BLOCK
+            scale_R, scale_B, up_scale_B = scales_of_block(x_scales + row_R, exists_R, rows, at_B, up_at_B, block)
         sums += made
+        made = _multiplied(weight_BK, x_RK, TALL)
         if GATED:
-            made = _multiplied(weight.load([up_first, k]), x_RK, TALL)
-            if BY_BLOCK:
-                made *= factors(up_scale_B, scale_R, TALL)
-            up_sums += made
-        if BY_BLOCK:
-            scale_R, scale_B, up_scale_B = after_R, after_B, up_after_B
-    return sums, up_sums
+            up_sums += up_made
+            up_made = _multiplied(up_weight_BK, x_RK, TALL)
+    if BY_BLOCK:
+        made *= factors(scale_B, scale_R, TALL)
+        up_made *= factors(up_scale_B, scale_R, TALL)
+    return sums + made, up_sums + up_made
 
 
 @triton.jit
 def sums_of_several(
-    x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, blocks, start, end,
+    x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, end_row, rows, inputs, blocks, start, end,
     B: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BY_BLOCK: tl.constexpr, GATED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The same, bit for bit, by one product for D = K / BLOCK blocks: it has S = D R columns, in which the rows of one
     block after another stand, with zeros in place of the other blocks. So the tensor cores, which few rows leave idle,
-    make D sums at once, and D blocks share the wait for them. x: a pointer."""
+    make D sums at once, and D blocks share the wait for them. x: a pointer to so many rows, of which the tile's are
+    those from `first_row` to `end_row`."""
     D: tl.constexpr = K // _BLOCK
     block_S = tl.arange(0, D * R) // R
     row_S = first_row + tl.arange(0, D * R) % R
-    exists_S = row_S < rows
+    exists_S = row_S < end_row
     input_K = tl.arange(0, K)
     x_at_SK = x + row_S.to(tl.int64)[:, None] * inputs + input_K[None, :]
     reads_SK = exists_S[:, None] & (input_K[None, :] // _BLOCK == block_S[:, None])
     x_at_S, at_B1, up_at_B1 = x_scales + row_S, at_B[:, None], up_at_B[:, None]
-    sum_BR = tl.zeros([B, R], tl.float32)
-    up_BR = sum_BR
-    block_S += start // _BLOCK
-    scale_S, scale_BS, up_scale_BS = _scales_of_several(x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S)
-    after_S, after_BS, up_after_BS = scale_S, scale_BS, up_scale_BS
+    sum_BR, made_BS = tl.zeros([B, R], tl.float32), tl.zeros([B, D * R], tl.float32)
+    up_BR, up_made_BS = sum_BR, made_BS
+    scale_S, scale_BS = tl.zeros([D * R], tl.float32), tl.zeros([at_B.shape[0], D * R], tl.float32)
+    up_scale_BS = scale_BS
     for k in range(start, end, K):
-        if BY_BLOCK:
-            block_S += D
-            after_S, after_BS, up_after_BS = _scales_of_several(
-                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S
-            )
-        mask_SK = reads_SK & (k + input_K < inputs)[None, :]
-        x_KS = tl.load(x_at_SK + k, mask=mask_SK, other=0.0).T
-        made_BS = tl.dot(weight.load([first, k]), x_KS)
+        weight_BK = weight.load([first, k])
+        if GATED:
+            up_weight_BK = weight.load([up_first, k])
+        at = once_written(k, DEPENDENT)
+        x_KS = tl.load(x_at_SK + at, mask=reads_SK & (k + input_K < inputs)[None, :], other=0.0).T
         if BY_BLOCK:
             made_BS *= scale_BS * scale_S[None, :]
+            up_made_BS *= up_scale_BS * scale_S[None, :]
+            scale_S, scale_BS, up_scale_BS = _scales_of_several(
+                x_at_S, exists_S, rows, at_B1, up_at_B1, blocks, block_S + at // _BLOCK
+            )
         sum_BR = _added_in_turn(sum_BR, made_BS, B, R, D)
+        made_BS = tl.dot(weight_BK, x_KS)
         if GATED:
-            made_BS = tl.dot(weight.load([up_first, k]), x_KS)
-            if BY_BLOCK:
-                made_BS *= up_scale_BS * scale_S[None, :]
-            up_BR = _added_in_turn(up_BR, made_BS, B, R, D)
-        if BY_BLOCK:
-            scale_S, scale_BS, up_scale_BS = after_S, after_BS, up_after_BS
-    return sum_BR, up_BR
+            up_BR = _added_in_turn(up_BR, up_made_BS, B, R, D)
+            up_made_BS = tl.dot(up_weight_BK, x_KS)
+    if BY_BLOCK:
+        made_BS *= scale_BS * scale_S[None, :]
+        up_made_BS *= up_scale_BS * scale_S[None, :]
+    return _added_in_turn(sum_BR, made_BS, B, R, D), _added_in_turn(up_BR, up_made_BS, B, R, D)
 
 
 @triton.jit
@@ -162,9 +181,6 @@ def scales_of_outputs(scales, first, end, blocks, B: tl.constexpr, G: tl.constex
 
 
 @triton.jit
-def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, blocks, block):
-    """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices. Kernels load them
-    a block ahead, before the products of that block: after these, the next block's would be begun only once the scales
-    have come, since the compiler multiplies both at once. Past the last block they are the last's."""
-    block = tl.minimum(block, blocks - 1)
+def scales_of_block(x_at_R, exists_R, rows, at_B, up_at_B, block):
+    """A tile's scales in one block of columns: its rows', and those of its outputs in both matrices."""
     return tl.load(x_at_R + block * rows, mask=exists_R, other=0.0), tl.load(at_B + block), tl.load(up_at_B + block)

@@ -10,12 +10,15 @@ READ_STEPS = {"attention_device", "attention_splits"}
 """Modules whose kernels read what describes the step before they wait: numbers, one by one."""
 READ_WEIGHTS = {"head_products", "latent_queries"}
 """Modules whose kernels read weights before they wait."""
-COPIED = {"products": (1, 1), "sums_in_parts": (1, 1), "experts": (1, 0), "shared_experts": (2, 1)}
+COPIED = {"products": (1, 1), "sums_in_parts": (1, 1), "fp8": (1, 1)}
+COPIED |= {"experts": (1, 0), "fp8_experts": (1, 0), "shared_experts": (2, 1)}
 """Of how many matrices, its weights, a module's kernels have blocks copied to shared memory before they wait: plain
 ones and gated ones."""
-READ_TABLES = {"experts", "shared_experts"}
-"""Modules whose kernels also read, if they are not gated, which tiles there are, numbers: the kernel before has read
+READ_TABLES = {"experts", "fp8_experts", "shared_experts"}
+"""Modules whose kernels also read, if they are not gated, which tiles there are, numbers: the product before has read
 them, too, after it had waited."""
+READ_PAIRS = {"fp8_experts"}
+"""Those that then read as well which pairs a tile has, several at once."""
 _LABEL = re.compile(r"^\$?(\w+):")
 _BRANCH = re.compile(r"(@!?%p\d+\s+)?bra(?:\.uni)?\s+\$?(\w+)")
 _COPY = re.compile(r"\bcp\.async\.bulk\.tensor\.\d+d\.shared::c\w+\.global\S* \[%r\d+\], \[(%rd\d+)")
@@ -91,5 +94,5 @@ def check_waits(kernels: list[dict[str, Any]]) -> None:
         reads_table = module in READ_TABLES and not kernel["gated"]
         assert not before.writes and not before.ends, kernel
         assert not before.numbers or module in READ_STEPS or reads_table, kernel
-        assert not before.vectors or module in READ_WEIGHTS, kernel
+        assert not before.vectors or module in READ_WEIGHTS or (reads_table and module in READ_PAIRS), kernel
         assert before.copied == COPIED.get(module, (0, 0))[kernel["gated"]], kernel
