@@ -1,28 +1,27 @@
 """Starts the server from its configuration, and stops it on a signal: one HTTP process, the parent of the engine's.
 
-With several front-end processes, `frontends.parent` takes this file's place.
+The engine loads while this process imports what serves requests, which takes both of them seconds; nothing that takes
+long to import may be imported above. With several front-end processes, `frontends.parent` takes this file's place.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 from collections.abc import Callable
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from stridelm.config import EngineConfig
 from stridelm.run.malloc import share_arenas
-from stridelm.server.app import build_app
+from stridelm.server.chunk import Chunk
 from stridelm.server.config import ServerConfig
-from stridelm.server.http import HttpServer
-from stridelm.server.limits import Limits
+from stridelm.server.generation import Generation
 from stridelm.server.listen import address_of, listen
 from stridelm.server.messages import Ready, Report
-from stridelm.server.service import Service
 from stridelm.server.supervisor import Supervisor
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from stridelm.server.alone import Server
+    from stridelm.server.service import Service
 
 
 async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[Ready, str], None]) -> None:
@@ -32,55 +31,73 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     for an address that cannot be listened on.
     """
     share_arenas()
-    service = Service(config, engine)
-    supervisor = _supervisor(service)
-    with listen(config.host, config.port) as listener:  # before the engine is loaded: a taken port is reported at once
+    with listen(config.host, config.port) as listener:  # before anything is loaded: a taken port is reported at once
+        running = Running(config, engine)
         try:
-            ready = await supervisor.start()
-            service.connect(supervisor)
-            await _Server(service, lambda: announce(ready, address_of(listener))).serve(sockets=[listener])
+            ready = await running.start(lambda: announce(ready, address_of(listener)))
+            await running.server.serve(sockets=[listener])
         finally:
-            await service.stop()
-            await supervisor.stop()
+            await running.stop()
 
 
-def _supervisor(service: Service) -> Supervisor:
-    def heard(report: Report) -> None:
-        service.report = report
-        service.metrics.heard(report)
+class Running:
+    """The engine's process and this one's server."""
 
-    def gone() -> None:
-        service.report = None
-        service.metrics.engine_down()
+    server: Server
 
-    config, metrics = service.config, service.metrics
-    return Supervisor(
-        service.engine_config,
-        config.max_restarts,
-        config.engine_timeout,
-        watch=metrics.watch,
-        heard=heard,
-        gone=gone,
-        restarted=metrics.restarted,
-        log_json=config.log_json,
-    )
+    def __init__(self, config: ServerConfig, engine: EngineConfig) -> None:
+        self._config, self._engine = config, engine
+        self._service: Service | None = None
+        """None until this process has imported it: nothing is served yet, and what is heard will be said again."""
+        self._supervisor = Supervisor(
+            engine,
+            config.max_restarts,
+            config.engine_timeout,
+            watch=self._watch,
+            heard=self._heard,
+            gone=self._gone,
+            restarted=self._restarted,
+            log_json=config.log_json,
+        )
+
+    async def start(self, begun: Callable[[], None]) -> Ready:
+        """begun: called once requests are served. Raises what `serve` does."""
+        loading = asyncio.create_task(self._supervisor.start())
+        try:
+            self.server = await asyncio.to_thread(_load, self._config, self._engine, begun)
+            self._service = self.server.service
+            ready = await loading
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        self._service.connect(self._supervisor)
+        return ready
+
+    async def stop(self) -> None:
+        if self._service is not None:
+            await self._service.stop()
+        await self._supervisor.stop()
+
+    def _watch(self, generation: Generation, index: int, chunk: Chunk, now: float) -> None:
+        if self._service is not None:
+            self._service.metrics.watch(generation, index, chunk, now)
+
+    def _heard(self, report: Report) -> None:
+        if self._service is not None:
+            self._service.report = report
+            self._service.metrics.heard(report)
+
+    def _gone(self) -> None:
+        if self._service is not None:
+            self._service.report = None
+            self._service.metrics.engine_down()
+
+    def _restarted(self) -> None:
+        if self._service is not None:
+            self._service.metrics.restarted()
 
 
-class _Server(HttpServer):
-    """A signal first lets running requests finish. `announce` is called once it listens."""
+def _load(config: ServerConfig, engine: EngineConfig, begun: Callable[[], None]) -> Server:
+    from stridelm.server.alone import Server  # see above
 
-    def __init__(self, service: Service, announce: Callable[[], None]) -> None:
-        super().__init__(service, build_app(service), Limits.of(service.config), announce)
-        self._draining: asyncio.Task[None] | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second does not wait."""
-        if self._draining is not None:
-            self.should_exit = self.force_exit = True
-            return
-        logger.warning("%s: waiting for running requests to finish", signal.Signals(sig).name)
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
-        await self.service.drain()
-        self.should_exit = True
+    return Server(config, engine, begun)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-TARGET = "stridelm.server.run"
+TARGET = "stridelm.server.alone"
 
 
 class Watch(MetaPathFinder, Loader):
@@ -40,7 +40,7 @@ class Watch(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        server = module._Server
+        server = module.Server
         startup = server.startup
 
         async def started(self: Any, sockets: Any = None) -> None:
