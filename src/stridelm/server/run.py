@@ -1,4 +1,4 @@
-"""Starts the server from its configuration, and stops it on a signal: one HTTP process, the parent of the engine's.
+"""Starts the server from its configuration: one HTTP process, the parent of the engine's.
 
 The engine loads while this process imports what serves requests, which takes both of them seconds; nothing that takes
 long to import may be imported above. With several front-end processes, `frontends.parent` takes this file's place.
@@ -48,7 +48,10 @@ class Running:
     def __init__(self, config: ServerConfig, engine: EngineConfig) -> None:
         self._config, self._engine = config, engine
         self._service: Service | None = None
-        """None until this process has imported it: nothing is served yet, and what is heard will be said again."""
+        """None until this process has imported it; what is heard until then is kept, since an idle engine reports
+        once."""
+        self._report: Report | None = None
+        self._restarts = 0
         self._supervisor = Supervisor(
             engine,
             config.max_restarts,
@@ -65,13 +68,21 @@ class Running:
         loading = asyncio.create_task(self._supervisor.start())
         try:
             self.server = await asyncio.to_thread(_load, self._config, self._engine, begun)
-            self._service = self.server.service
+            self._tell(self.server.service)
             ready = await loading
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-        self._service.connect(self._supervisor)
+        self.server.service.connect(self._supervisor)
         return ready
+
+    def _tell(self, service: Service) -> None:
+        """Pass on what was heard before there was a service."""
+        self._service = service
+        for _ in range(self._restarts):
+            self._restarted()
+        if self._report is not None:
+            self._heard(self._report)
 
     async def stop(self) -> None:
         if self._service is not None:
@@ -83,21 +94,25 @@ class Running:
             self._service.metrics.watch(generation, index, chunk, now)
 
     def _heard(self, report: Report) -> None:
+        self._report = report
         if self._service is not None:
             self._service.report = report
             self._service.metrics.heard(report)
 
     def _gone(self) -> None:
+        self._report = None
         if self._service is not None:
             self._service.report = None
             self._service.metrics.engine_down()
 
     def _restarted(self) -> None:
-        if self._service is not None:
+        if self._service is None:
+            self._restarts += 1
+        else:
             self._service.metrics.restarted()
 
 
 def _load(config: ServerConfig, engine: EngineConfig, begun: Callable[[], None]) -> Server:
-    from stridelm.server.alone import Server  # see above
+    from stridelm.server.alone import Server  # takes seconds: see the module's docstring
 
     return Server(config, engine, begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_an_engine_that_refuses() -> None:
 
 
 def test_an_engine_that_dies_while_the_server_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is restarted, and serves when the server can."""
+    """It is restarted, and serves when the server can, which knows all that was heard before."""
     load = run._load
 
     async def start() -> None:
@@ -49,12 +50,17 @@ def test_an_engine_that_dies_while_the_server_is_imported(monkeypatch: pytest.Mo
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
             until("another is", lambda: supervisor.why_down is None and supervisor.pid not in (None, killed), 60)
+            until("it has reported", lambda: running._report is not None, 60)
             return load(*asked)
 
         monkeypatch.setattr(run, "_load", late)
         try:
             await running.start(lambda: None)
-            assert running.server.service.why_unhealthy is None
+            service = running.server.service
+            assert service.why_unhealthy is None and service.report is not None
+            figures = service.metrics.render().decode()
+            assert re.search(r"^stride_engine_up(\{.*\})? 1\.0$", figures, re.MULTILINE)
+            assert re.search(r"^stride_engine_restarts_total(\{.*\})? 1\.0$", figures, re.MULTILINE)
         finally:
             await running.stop()
 
