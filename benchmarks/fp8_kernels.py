@@ -217,8 +217,8 @@ def fp8_expert_tiles(settings: Settings) -> Section:
         forms += [(128, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
         for stage, form in itertools.product(("gate and up", "gate and up, quantised", "down"), forms):
             tile = None if form is None else Tile(form[0], height, blocks * 128, *form[1:])
-            if "quantised" in stage and tile is not None and tile.outputs < 128:
-                continue
+            if "quantised" in stage and (not order.is_sorted if tile is None else tile.outputs < 128):
+                continue  # a tile has all outputs that share a scale, and a pair alone has no such tile
             try:
                 us = graph_us(layer.calls(stage, tile), settings.replays)
             except (RuntimeError, OutOfResources):  # too much shared memory
