@@ -13,6 +13,7 @@ from stridelm.server.app import build_app
 from stridelm.server.config import ServerConfig
 from stridelm.server.http import HttpServer
 from stridelm.server.limits import Limits
+from stridelm.server.metrics import Metrics
 from stridelm.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ class Server(HttpServer):
     """A signal first lets running requests finish. `begun` is called once it listens. Raises ValueError, on
     construction, for a configuration that cannot be served."""
 
-    def __init__(self, config: ServerConfig, engine: EngineConfig, begun: Callable[[], None]) -> None:
-        service = Service(config, engine)
+    def __init__(self, config: ServerConfig, engine: EngineConfig, metrics: Metrics, begun: Callable[[], None]) -> None:
+        service = Service(config, engine, metrics)
         super().__init__(service, build_app(service), Limits.of(config), begun)
         self._draining: asyncio.Task[None] | None = None
 

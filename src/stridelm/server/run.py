@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stridelm.config import EngineConfig
 from stridelm.run.malloc import share_arenas
-from stridelm.server.chunk import Chunk
 from stridelm.server.config import ServerConfig
-from stridelm.server.generation import Generation
 from stridelm.server.listen import address_of, listen
-from stridelm.server.messages import Ready, Report
+from stridelm.server.messages import Ready
+from stridelm.server.metrics import Metrics
 from stridelm.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from stridelm.server.alone import Server
-    from stridelm.server.service import Service
 
 
 async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[Ready, str], None]) -> None:
@@ -31,88 +30,52 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     for an address that cannot be listened on.
     """
     share_arenas()
+    metrics = Metrics(config.names_of(engine.model)[0])
+    supervisor = supervised(config, engine, metrics)
+    server = None
     with listen(config.host, config.port) as listener:  # before anything is loaded: a taken port is reported at once
-        running = Running(config, engine)
+
+        def begun() -> None:
+            assert supervisor.ready is not None
+            announce(supervisor.ready, address_of(listener))
+
         try:
-            ready = await running.start(lambda: announce(ready, address_of(listener)))
-            await running.server.serve(sockets=[listener])
+            server = await loaded(supervisor, partial(_load, config, engine, metrics, begun))
+            await server.serve(sockets=[listener])
         finally:
-            await running.stop()
+            if server is not None:
+                await server.service.stop()
+            await supervisor.stop()
 
 
-class Running:
-    """The engine's process and this one's server."""
-
-    server: Server
-
-    def __init__(self, config: ServerConfig, engine: EngineConfig) -> None:
-        self._config, self._engine = config, engine
-        self._service: Service | None = None
-        """None until this process has imported it; what is heard until then is kept, since an idle engine reports
-        once."""
-        self._report: Report | None = None
-        self._restarts = 0
-        self._supervisor = Supervisor(
-            engine,
-            config.max_restarts,
-            config.engine_timeout,
-            watch=self._watch,
-            heard=self._heard,
-            gone=self._gone,
-            restarted=self._restarted,
-            log_json=config.log_json,
-        )
-
-    async def start(self, begun: Callable[[], None]) -> Ready:
-        """begun: called once requests are served. Raises what `serve` does."""
-        loading = asyncio.create_task(self._supervisor.start())
-        try:
-            self.server = await asyncio.to_thread(_load, self._config, self._engine, begun)
-            self._tell(self.server.service)
-            ready = await loading
-        finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
-        self.server.service.connect(self._supervisor)
-        return ready
-
-    def _tell(self, service: Service) -> None:
-        """Pass on what was heard before there was a service."""
-        self._service = service
-        for _ in range(self._restarts):
-            self._restarted()
-        if self._report is not None:
-            self._heard(self._report)
-
-    async def stop(self) -> None:
-        if self._service is not None:
-            await self._service.stop()
-        await self._supervisor.stop()
-
-    def _watch(self, generation: Generation, index: int, chunk: Chunk, now: float) -> None:
-        if self._service is not None:
-            self._service.metrics.watch(generation, index, chunk, now)
-
-    def _heard(self, report: Report) -> None:
-        self._report = report
-        if self._service is not None:
-            self._service.report = report
-            self._service.metrics.heard(report)
-
-    def _gone(self) -> None:
-        self._report = None
-        if self._service is not None:
-            self._service.report = None
-            self._service.metrics.engine_down()
-
-    def _restarted(self) -> None:
-        if self._service is None:
-            self._restarts += 1
-        else:
-            self._service.metrics.restarted()
+def supervised(config: ServerConfig, engine: EngineConfig, metrics: Metrics) -> Supervisor:
+    """The supervisor of an engine whose only server has these metrics."""
+    return Supervisor(
+        engine,
+        config.max_restarts,
+        config.engine_timeout,
+        watch=metrics.watch,
+        heard=metrics.heard,
+        gone=metrics.engine_down,
+        restarted=metrics.restarted,
+        log_json=config.log_json,
+    )
 
 
-def _load(config: ServerConfig, engine: EngineConfig, begun: Callable[[], None]) -> Server:
+async def loaded(supervisor: Supervisor, load: Callable[[], Server]) -> Server:
+    """What `load` makes, in a thread, while the engine loads; connected to it. Raises what `serve` does."""
+    starting = asyncio.create_task(supervisor.start())
+    try:
+        server = await asyncio.to_thread(load)
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    server.service.connect(supervisor)
+    return server
+
+
+def _load(config: ServerConfig, engine: EngineConfig, metrics: Metrics, begun: Callable[[], None]) -> Server:
     from stridelm.server.alone import Server  # takes seconds: see the module's docstring
 
-    return Server(config, engine, begun)
+    return Server(config, engine, metrics, begun)

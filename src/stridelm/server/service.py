@@ -70,6 +70,10 @@ class EngineLink(Protocol):
     def why_unhealthy(self) -> str | None:
         """Why the engine cannot be relied on now."""
 
+    @property
+    def report(self) -> Report | None:
+        """The engine's last report; None while there is no engine."""
+
 
 class Peers(Protocol):
     """The other front-end processes."""
@@ -101,10 +105,11 @@ class Alone:
 
 
 class Service:
-    """Constructed before the engine is loaded, and in front-ends before the process that serves is forked; `connect`
+    """Constructed while the engine is loaded, and in front-ends before the process that serves is forked; `connect`
     follows. Raises ValueError, on construction, for a model without a tokenizer."""
 
-    def __init__(self, config: ServerConfig, engine: EngineConfig) -> None:
+    def __init__(self, config: ServerConfig, engine: EngineConfig, metrics: Metrics) -> None:
+        """metrics: of this process."""
         self.config = config
         self.engine_config = engine
         path = Path(engine.model) if engine.model is not None else builtin_path()
@@ -117,11 +122,9 @@ class Service:
         if config.chat_template is not None:
             self.tokenizer.hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
         self.created = int(time.time())
-        self.metrics = Metrics(self.names[0])
+        self.metrics = metrics
         self._link: EngineLink | None = None
         self.peers: Peers = Alone(self.metrics)
-        self.report: Report | None = None
-        """The engine's last report."""
         self.draining = False
         self._sandbox: GrammarSandbox | None = None
         self._getting_ready: asyncio.Task[None] | None = None
@@ -151,6 +154,11 @@ class Service:
         ready = self.link.ready
         assert ready is not None
         return ready
+
+    @property
+    def report(self) -> Report | None:
+        """The engine's last report; None while there is no engine."""
+        return self.link.report
 
     @property
     def engine_client(self) -> EngineClient:

@@ -62,6 +62,8 @@ class Supervisor:
         """What the engine reported when it was last loaded."""
         self.why_down: str | None = "the engine is being loaded"
         """None while it is up."""
+        self.report: Report | None = None
+        """The engine's last one; None while there is no engine."""
         self._max_restarts, self._timeout_s = max_restarts, timeout_s
         self._watch, self._heard, self._log_json = watch, heard, log_json
         self._gone, self._restarted = gone, restarted
@@ -128,7 +130,7 @@ class Supervisor:
             raise
 
     async def _load(self) -> Ready:
-        self._engine_client = engine_client = EngineClient(self.directory, self._watch, self._heard, self._context)
+        self._engine_client = engine_client = EngineClient(self.directory, self._watch, self._on_report, self._context)
         orders = Orders(
             config=flat(self.config),
             inbox=engine_client.to_engine,
@@ -159,6 +161,10 @@ class Supervisor:
             died.cancel()
         self.ready, self.why_down = result, None
         return result
+
+    def _on_report(self, report: Report) -> None:
+        self.report = report
+        self._heard(report)
 
     async def _end_process(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -262,4 +268,5 @@ class Supervisor:
         if engine_client is not None:
             engine_client.fail_all()
             engine_client.close()
+            self.report = None
             self._gone()

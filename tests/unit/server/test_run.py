@@ -8,15 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import psutil
-import pytest
 
 from stridelm.config import EngineConfig
-from stridelm.server import run
+from stridelm.server.alone import Server
 from stridelm.server.config import ServerConfig
-from stridelm.server.run import Running
+from stridelm.server.metrics import Metrics
+from stridelm.server.run import loaded, supervised
 from support.doubles.server import until
 
 
@@ -36,33 +35,30 @@ def test_an_engine_that_refuses() -> None:
     assert "serving" not in done.stdout
 
 
-def test_an_engine_that_dies_while_the_server_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_dies_while_the_server_is_imported() -> None:
     """It is restarted, and serves when the server can, which knows all that was heard before."""
-    load = run._load
+    config, metrics = ServerConfig(), Metrics("built-in")
+    engine = EngineConfig(max_num_seqs=2, max_model_len=64, check_drafting=False)
+    supervisor = supervised(config, engine, metrics)
+
+    def late() -> Server:
+        until("the engine is loaded", lambda: supervisor.why_down is None, 60)
+        killed = supervisor.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        until("another is", lambda: supervisor.why_down is None and supervisor.pid not in (None, killed), 60)
+        until("it has reported", lambda: supervisor.report is not None, 60)
+        return Server(config, engine, metrics, lambda: None)
 
     async def start() -> None:
-        running = Running(ServerConfig(), EngineConfig(max_num_seqs=2, max_model_len=64, check_drafting=False))
-        supervisor = running._supervisor
-
-        def late(*asked: Any) -> Any:
-            until("the engine is loaded", lambda: supervisor.why_down is None, 60)
-            killed = supervisor.pid
-            assert killed is not None
-            os.kill(killed, signal.SIGKILL)
-            until("another is", lambda: supervisor.why_down is None and supervisor.pid not in (None, killed), 60)
-            until("it has reported", lambda: running._report is not None, 60)
-            return load(*asked)
-
-        monkeypatch.setattr(run, "_load", late)
         try:
-            await running.start(lambda: None)
-            service = running.server.service
+            service = (await loaded(supervisor, late)).service
             assert service.why_unhealthy is None and service.report is not None
             figures = service.metrics.render().decode()
             assert re.search(r"^stride_engine_up(\{.*\})? 1\.0$", figures, re.MULTILINE)
             assert re.search(r"^stride_engine_restarts_total(\{.*\})? 1\.0$", figures, re.MULTILINE)
         finally:
-            await running.stop()
+            await supervisor.stop()
 
     asyncio.run(start())
     assert not [child for child in psutil.Process().children() if "stridelm.server.engine_process" in child.cmdline()]

@@ -26,7 +26,7 @@ from stridelm.server.frontends.messages import (
     encode,
     snapshot_of,
 )
-from stridelm.server.messages import Ready
+from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.service import Service
 from stridelm.server.sglang.rids import rids_of
@@ -41,6 +41,7 @@ class ParentLink:
     def __init__(self, start: Start, service: Service, app: FastAPI, channel: Channel[ToFrontend]) -> None:
         self.ready: Ready | None = None
         self.why_unhealthy: str | None = "the engine is being loaded"
+        self.report: Report | None = None
         self._start, self._service, self._app, self._channel = start, service, app, channel
         self._context = zmq.Context()
         self._engine_client: EngineClient | None = None
@@ -61,7 +62,7 @@ class ParentLink:
     @property
     def open_samples(self) -> int:
         """As of the engine's last report."""
-        report = self._service.report
+        report = self.report
         return 0 if report is None else max(report.open - self._service.open_samples, 0)
 
     def abort(self, rid: str | None, caller: Caller) -> None:
@@ -89,7 +90,7 @@ class ParentLink:
         if isinstance(message, EngineState):
             self._connect(message)
         elif isinstance(message, Heard):
-            self._service.report = message.report
+            self.report = message.report
         elif isinstance(message, SnapshotWanted):
             self.send_snapshot(message.number)
         elif isinstance(message, AllMetrics):
@@ -125,7 +126,7 @@ class ParentLink:
     def _disconnect(self) -> None:
         """The engine is gone: all open requests fail."""
         engine_client, self._engine_client = self._engine_client, None
-        self._service.report = None
+        self.report = None
         if engine_client is not None:
             engine_client.fail_all()
             engine_client.close()

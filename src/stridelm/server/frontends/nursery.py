@@ -26,6 +26,7 @@ from stridelm.server.frontends.frontend import run
 from stridelm.server.frontends.messages import Loaded, Opening
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import ACCESS, set_up_logging
+from stridelm.server.metrics import Metrics
 from stridelm.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ def main() -> None:
     ACCESS.setLevel(opening.access_level)
     share_arenas()
     try:
-        service = Service(ServerConfig(**opening.server), EngineConfig(**opening.engine))
+        server, engine = ServerConfig(**opening.server), EngineConfig(**opening.engine)
+        service = Service(server, engine, Metrics(server.names_of(engine.model)[0]))
     except ValueError as error:
         control.send(msgspec.json.encode(Loaded(str(error))))
         return
