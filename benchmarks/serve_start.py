@@ -9,27 +9,20 @@ seconds from its launch to the line that announces it, and the processor seconds
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from statistics import median
 
 import psutil
 from rich.console import Console
+from server_turns import started
 
 
-def start(checkout: str, model: str | None) -> tuple[float, float]:
+def start(checkout: str, *options: str) -> tuple[float, float]:
     """Seconds until one start serves, and processor seconds."""
-    environment = {**os.environ, "PYTHONPATH": os.path.join(os.path.abspath(checkout), "src")}
-    command = [sys.executable, "-m", "stridelm.cli.main", "serve", *([model] if model else []), "--port", "0"]
     began = time.monotonic()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process, _ = started(checkout, *options)
+    seconds = time.monotonic() - began
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.monotonic() - began
-        assert "http://" in line, f"{checkout} did not start: {line!r}"
         server = psutil.Process(process.pid)
         spent = sum(sum(each.cpu_times()[:2]) for each in (server, *server.children(recursive=True)))
     finally:
@@ -44,13 +37,14 @@ def main() -> None:
     parser.add_argument("--model", help="checkpoint directory")
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
+    options = [args.model] if args.model else []
     console = Console(soft_wrap=True, highlight=False)
     for checkout in args.checkouts:
-        start(checkout, args.model)  # reads files into the system's cache, and compiles what is not yet
+        start(checkout, *options)  # reads files into the system's cache, and compiles what is not yet
     starts: dict[str, list[tuple[float, float]]] = {checkout: [] for checkout in args.checkouts}
     for turn in range(args.turns):
         for checkout in args.checkouts if turn % 2 == 0 else args.checkouts[::-1]:
-            starts[checkout].append(start(checkout, args.model))
+            starts[checkout].append(start(checkout, *options))
         console.print(f"turn {turn}: " + ", ".join(f"{starts[name][-1][0]:.1f} s" for name in args.checkouts))
     for checkout, found in starts.items():
         seconds, spent = zip(*found, strict=True)

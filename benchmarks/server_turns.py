@@ -31,6 +31,23 @@ TOKENS = 128
 WARM_UP_S = 6.0
 
 
+def started(name: str, *options: str) -> tuple[subprocess.Popen[str], tuple[str, int]]:
+    """A checkout's server, which serves at the address. name: the checkout, and variables as above."""
+    tree, *variables = name.split(":")
+    environment = {**os.environ, **dict(variable.split("=", 1) for variable in variables)}
+    environment["PYTHONPATH"] = os.path.join(os.path.abspath(tree), "src")
+    command = [sys.executable, "-m", "stridelm.cli.main", "serve", *options, "--port", "0", "--no-access-log"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://([\d.]+):(\d+)", line)
+    if found is None:
+        process.kill()
+        process.wait()
+        raise RuntimeError(f"{name} did not start: {line!r}")
+    return process, (found[1], int(found[2]))
+
+
 @dataclass
 class Server:
     """One checkout's server and its measurements."""
@@ -41,17 +58,7 @@ class Server:
     """Processor time per token: HTTP, engine."""
 
     def start(self, streams: int) -> None:
-        tree, *variables = self.name.split(":")
-        environment = {**os.environ, **dict(variable.split("=", 1) for variable in variables)}
-        environment["PYTHONPATH"] = os.path.join(os.path.abspath(tree), "src")
-        command = [sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0", "--no-access-log"]
-        command += ["--max-num-seqs", str(streams), "--max-model-len", "1024"]
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://([\d.]+):(\d+)", line)
-        assert found is not None, f"{self.name} did not start: {line!r}"
-        self.address = found[1], int(found[2])
+        self.process, self.address = started(self.name, "--max-num-seqs", str(streams), "--max-model-len", "1024")
         server = psutil.Process(self.process.pid)
         engine = next(child for child in server.children() if "stridelm.server.engine_process" in child.cmdline())
         self.processes = (server, engine)
