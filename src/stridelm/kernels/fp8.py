@@ -100,7 +100,7 @@ def _product_kernel(
     if K == _BLOCK:
         sums, up_sums = sums_by_block(
             x, x_scales, row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, start, end,
-            B, R, BY_BLOCK, TALL, ACTIVATION is not None, False, False, DEPENDENT,
+            B, R, BY_BLOCK, TALL, ACTIVATION is not None, False, DEPENDENT,
         )  # fmt: skip
     else:
         sums, up_sums = sums_of_several(

@@ -84,10 +84,10 @@ def _product_kernel(
     if SORTED:
         sum_BR, up_BR = sums_by_block(
             x, x_scales, source_R, exists_R, weight, at_B, up_at_B, top, up_top, None, rows, inputs, 0, inputs,
-            B, R, BY_BLOCK, False, ACTIVATION is not None, True, ACTIVATION is not None, DEPENDENT,
+            B, R, BY_BLOCK, False, ACTIVATION is not None, True, DEPENDENT and ACTIVATION is None,
         )  # fmt: skip
     else:
-        source = place
+        source = place  # gated rows wait again, which costs nothing: this is the form that was measured
         if ACTIVATION is not None:
             source = place // each
         sum_BR, up_BR = sums_of_several(

@@ -19,11 +19,11 @@ _BLOCK = tl.constexpr(BLOCK)
 def sums_by_block(
     x, x_scales, row_R, exists_R, weight, at_B, up_at_B, first, up_first, first_row, rows, inputs, start, end,
     B: tl.constexpr, R: tl.constexpr, BY_BLOCK: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr,
-    GATHERED: tl.constexpr, WAITED: tl.constexpr, DEPENDENT: tl.constexpr,
+    GATHERED: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """Sums of a tile over the columns from `start` to `end`, and if GATED those of the outputs from `up_first` on: a
-    block's product after another. x: so many rows, a descriptor of those from `first_row` on or, if the tile's are
-    GATHERED, a pointer. WAITED: the launch has waited before.
+    block's product after another. x, of `rows` rows: a descriptor, read from `first_row` on, or a pointer if the tile's
+    rows are GATHERED. WAITS: the launch may not have waited before.
 
     A product is added when the next is about to be made: its scales have come by then, and before the loop, where the
     launch has not waited, none are read."""
@@ -38,9 +38,7 @@ def sums_by_block(
         weight_BK = weight.load([first, k])
         if GATED:
             up_weight_BK = weight.load([up_first, k])
-        at = k
-        if not WAITED:
-            at = once_written(at, DEPENDENT)
+        at = once_written(k, WAITS)
         if GATHERED:
             x_RK = tl.load(x_at_RK + at, mask=exists_R[:, None] & (k + input_K < inputs)[None, :], other=0.0)
         else:
@@ -65,7 +63,7 @@ def sums_by_block(
 def sums_of_several(
     x, x_scales, weight, at_B, up_at_B, first, up_first, first_row, end_row, rows, inputs, blocks, start, end,
     B: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BY_BLOCK: tl.constexpr, GATED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    WAITS: tl.constexpr,
 ):  # fmt: skip
     """The same, bit for bit, by one product for D = K / BLOCK blocks: it has S = D R columns, in which the rows of one
     block after another stand, with zeros in place of the other blocks. So the tensor cores, which few rows leave idle,
@@ -87,7 +85,7 @@ def sums_of_several(
         weight_BK = weight.load([first, k])
         if GATED:
             up_weight_BK = weight.load([up_first, k])
-        at = once_written(k, DEPENDENT)
+        at = once_written(k, WAITS)
         x_KS = tl.load(x_at_SK + at, mask=reads_SK & (k + input_K < inputs)[None, :], other=0.0).T
         if BY_BLOCK:
             made_BS *= scale_BS * scale_S[None, :]

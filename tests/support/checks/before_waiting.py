@@ -10,8 +10,14 @@ READ_STEPS = {"attention_device", "attention_splits"}
 """Modules whose kernels read what describes the step before they wait: numbers, one by one."""
 READ_WEIGHTS = {"head_products", "latent_queries"}
 """Modules whose kernels read weights before they wait."""
-COPIED = {"products": (1, 1), "sums_in_parts": (1, 1), "fp8": (1, 1)}
-COPIED |= {"experts": (1, 0), "fp8_experts": (1, 0), "shared_experts": (2, 1)}
+COPIED = {
+    "products": (1, 1),
+    "sums_in_parts": (1, 1),
+    "fp8": (1, 1),
+    "experts": (1, 0),
+    "fp8_experts": (1, 0),
+    "shared_experts": (2, 1),
+}
 """Of how many matrices, its weights, a module's kernels have blocks copied to shared memory before they wait: plain
 ones and gated ones."""
 READ_TABLES = {"experts", "fp8_experts", "shared_experts"}
