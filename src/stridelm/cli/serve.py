@@ -8,8 +8,10 @@ environment over the file.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         print(f"stride: error: {error}", file=sys.stderr)
         return 1
+    except asyncio.CancelledError:  # SIGTERM while it was loading
+        return 128 + signal.SIGTERM
     return 0
 
 

@@ -17,6 +17,7 @@ from stridelm.server.config import ServerConfig
 from stridelm.server.listen import address_of, listen
 from stridelm.server.messages import Ready
 from stridelm.server.metrics import Metrics
+from stridelm.server.signals import stoppable
 from stridelm.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -30,17 +31,18 @@ async def serve(config: ServerConfig, engine: EngineConfig, announce: Callable[[
     for an address that cannot be listened on.
     """
     share_arenas()
-    metrics = Metrics(config.names_of(engine.model)[0])
-    supervisor = supervised(config, engine, metrics)
     server = None
     with listen(config.host, config.port) as listener:  # before anything is loaded: a taken port is reported at once
+        metrics = Metrics(config.names_of(engine.model)[0])
+        supervisor = supervised(config, engine, metrics)
 
         def begun() -> None:
             assert supervisor.ready is not None
             announce(supervisor.ready, address_of(listener))
 
         try:
-            server = await loaded(supervisor, partial(_load, config, engine, metrics, begun))
+            with stoppable():
+                server = await loaded(supervisor, partial(_load, config, engine, metrics, begun))
             await server.serve(sockets=[listener])
         finally:
             if server is not None:

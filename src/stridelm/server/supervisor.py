@@ -36,6 +36,8 @@ BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
 LOOKS = 10
 """Checks for a heartbeat within the time that an engine may be silent."""
+DIRECTORY, IN_IT = "stride-", len("12345678/0123456789abcdef.out")
+"""How the name of a directory for sockets begins, and the characters that come after this in a socket's address."""
 
 
 class EngineFailed(RuntimeError):
@@ -57,6 +59,7 @@ class Supervisor:
         restarted: Callable[[], None],
         log_json: bool = False,
     ) -> None:
+        """Raises ValueError if temporary files have no place where sockets can be."""
         self.config = config
         self.ready: Ready | None = None
         """What the engine reported when it was last loaded."""
@@ -68,7 +71,7 @@ class Supervisor:
         self._watch, self._heard, self._log_json = watch, heard, log_json
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
-        self.directory = tempfile.mkdtemp(prefix="stride-")  # accessible only to its owner
+        self.directory = _socket_directory()
         self._context = zmq.Context()
         self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -270,3 +273,15 @@ class Supervisor:
             engine_client.close()
             self.report = None
             self._gone()
+
+
+def _socket_directory() -> str:
+    """A new one, accessible only to its owner. Raises ValueError if sockets in it would have too long an address."""
+    temporary = tempfile.gettempdir()
+    most = zmq.IPC_PATH_MAX_LEN - len(f"/{DIRECTORY}") - IN_IT
+    if len(os.fsencode(temporary)) > most:
+        raise ValueError(
+            f"the directory for temporary files, {temporary}, is too long for sockets in it to have an address: set "
+            f"TMPDIR to one of at most {most} bytes, such as /tmp"
+        )
+    return tempfile.mkdtemp(prefix=DIRECTORY)

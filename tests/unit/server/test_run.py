@@ -6,10 +6,15 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import pytest
 
 from stridelm.config import EngineConfig
 from stridelm.server.alone import Server
@@ -17,6 +22,15 @@ from stridelm.server.config import ServerConfig
 from stridelm.server.metrics import Metrics
 from stridelm.server.run import loaded, supervised
 from support.doubles.server import until
+
+SERVE = (sys.executable, "-m", "stridelm.cli.main", "serve")
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory in which sockets can have addresses."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
 
 
 def test_what_starts_the_engine_is_imported_at_once() -> None:
@@ -28,11 +42,60 @@ def test_what_starts_the_engine_is_imported_at_once() -> None:
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode == 0
 
 
-def test_an_engine_that_refuses() -> None:
-    command = (sys.executable, "-m", "stridelm.cli.main", "serve", "--port", "0", "--drafter", "medusa")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and "medusa" in done.stderr and "Traceback" not in done.stderr, done
+def test_an_engine_that_refuses(short_path: Path) -> None:
+    command = (*SERVE, "--port", "0", "--drafter", "medusa")
+    done = subprocess.run(command, env=_temporary(short_path), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done
+    assert "'medusa' cannot run on this model" in done.stderr, done
     assert "serving" not in done.stdout
+    assert not list(short_path.glob("stride-*"))
+
+
+def test_a_port_that_is_taken(short_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = (*SERVE, "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
+        done = subprocess.run(
+            command, env=_temporary(short_path), capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done
+    assert not list(short_path.glob("stride-*"))
+
+
+def test_a_directory_that_is_too_long(tmp_path: Path) -> None:
+    longest = tmp_path / ("x" * 70)
+    longest.mkdir()
+    done = subprocess.run(
+        (*SERVE, "--port", "0"), env=_temporary(longest), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_loads(number: signal.Signals, code: int, frontends: int, short_path: Path) -> None:
+    """It ends with the processes it has started, and leaves no files."""
+    command = (*SERVE, "--port", "0", "--api-server-count", str(frontends))
+    process = subprocess.Popen(
+        command, env=_temporary(short_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        until("the engine is started", lambda: bool(_engines(process.pid)), 60)
+        started = _engines(process.pid)
+        process.send_signal(number)
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == code, (said, errors)
+    assert "Traceback" not in errors and "serving" not in said
+    assert not any(engine.is_running() for engine in started)
+    assert not list(short_path.glob("stride-*"))
+
+
+def _temporary(directory: Path) -> dict[str, str]:
+    """This process's environment, with another directory for temporary files."""
+    return {**os.environ, "TMPDIR": str(directory)}
+
+
+def _engines(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children() if "stridelm.server.engine_process" in child.cmdline()]
 
 
 def test_an_engine_that_dies_while_the_server_is_imported() -> None:
@@ -61,4 +124,4 @@ def test_an_engine_that_dies_while_the_server_is_imported() -> None:
             await supervisor.stop()
 
     asyncio.run(start())
-    assert not [child for child in psutil.Process().children() if "stridelm.server.engine_process" in child.cmdline()]
+    assert not _engines(os.getpid())

@@ -39,6 +39,7 @@ from stridelm.server.listen import address_of, listen
 from stridelm.server.logs import ACCESS
 from stridelm.server.messages import Detach, Ready, Report
 from stridelm.server.metrics import Metrics
+from stridelm.server.signals import stoppable
 from stridelm.server.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,14 @@ class Parent:
 
     async def start(self) -> Ready:
         """Load the engine and the front-ends. Raises what `serve` does."""
+        with stoppable():
+            ready = await self._load()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        return ready
+
+    async def _load(self) -> Ready:
         loading = asyncio.create_task(self.fleet.load())
         try:
             engine = asyncio.create_task(self._supervisor.start())
@@ -136,9 +145,6 @@ class Parent:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         await self.fleet.start()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
         return engine.result()
 
     async def watch(self) -> None:
