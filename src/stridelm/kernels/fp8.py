@@ -293,11 +293,9 @@ def choose_tile(rows: int, outputs: int, is_gated: bool, device: torch.device, *
         return Tile(BLOCK, height, BLOCK, warps=8, stages=6 if height < 64 else 4)
     if height == 16 and not (many or is_gated):
         return Tile(64, few, 2 * BLOCK, warps=4, stages=5 if few == 8 else 4)
-    if height == 128 and is_gated:
-        return Tile(64, height, BLOCK, warps=4, stages=3)
+    if is_gated:
+        return Tile(64, min(height, FUSED_ROWS), BLOCK, warps=4, stages=4)
     if height == 128:
         return Tile(128 if many or rows >= 1024 else 64, height, BLOCK, warps=8, stages=4)
-    if is_gated:
-        return Tile(64, height, BLOCK, warps=4, stages=4)
     stages = 4 if many else 6 if height == 64 else 8  # two programs on a processor, where there are several parts
     return Tile(128 if many else 64, height, BLOCK, warps=4, stages=stages)

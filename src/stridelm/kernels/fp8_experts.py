@@ -3,7 +3,8 @@
 Pairs of a row and an expert are sorted and tiled as in experts.py, and rows are quantised and products added as in
 fp8.py: once for all experts of a row, and again between the two products. Every tile has at least 64 outputs, which is
 what one kind of instruction takes, so that all tiles give the same bits. All of a launch are of one height: the sums of
-a tall one fill so many registers that fewer of the low ones would run beside one another.
+a tall one fill so many registers that fewer of the low ones would run beside one another. Of few rows each pair has a
+tile of its own, of eight rows, the fewest that an instruction takes, and two blocks of inputs at a time.
 
 Legend: as in experts.py and fp8.py.
 """
@@ -98,7 +99,8 @@ def _product_kernel(
     if not BY_BLOCK:
         scale_R, scale_B, up_scale_B = scales_of_block(x_scales + source_R, exists_R, rows, at_B, up_at_B, 0)
         sum_BR *= factors(scale_B, scale_R, False)
-        up_BR *= factors(up_scale_B, scale_R, False)
+        if ACTIVATION is not None:
+            up_BR *= factors(up_scale_B, scale_R, False)
     output_B = first + tl.arange(0, B)
     if y_scales is None:
         store_tile(y, sum_BR, up_BR, None, output_B, outputs, target_R, exists_R, ACTIVATION)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import product as pairs_of
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from stridelm.kernels.fp8 import gated_product, left_in_parts, no_arrivals, product
 from stridelm.kernels.fp8_experts import expert_parts
+from stridelm.kernels.plain_fp8 import BLOCK
 from stridelm.kernels.products import Tile
 from stridelm.kernels.quantise import quantise
 from stridelm.kernels.row_forms import QuantisedRows, RowForm
@@ -49,8 +51,14 @@ def compile_only(kernel: Any, grid: Any) -> Callable[..., None]:
     return launch
 
 
-def empty(*shape: int, eight: bool = True) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float8_e4m3fn if eight else torch.float32)
+def empty(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float8_e4m3fn)
+
+
+def scales_of(weight_OI: torch.Tensor, by_block: bool) -> torch.Tensor:
+    outputs, inputs = weight_OI.shape
+    shape = (outputs // BLOCK, inputs // BLOCK) if by_block else (outputs, 1)
+    return torch.empty(shape)
 
 
 def made_rows(rows: int, form: RowForm) -> QuantisedRows:
@@ -64,26 +72,25 @@ def main() -> None:
         form = RowForm.BLOCKS if by_block else RowForm.WHOLE
         for rows, outputs, activation in DENSE if by_block else DENSE[::2]:
             x = made_rows(rows, form)
-            scale = empty(outputs // 128, 32, eight=False) if by_block else empty(outputs, 1, eight=False)
+            weight = empty(outputs, 4096)
             for arrivals in (None, no_arrivals(torch.device("cpu"))):
-                asked = x, empty(outputs, 4096), scale, None
+                asked = x, weight, scales_of(weight, by_block), None
                 product(*asked, activation, arrivals=arrivals)
                 if activation is not None:
                     gated_product(*asked, activation, RowForm.BLOCKS, arrivals=arrivals)
         for rows in (1, 40):
-            scale = empty(16, 32, eight=False) if by_block else empty(2048, 1, eight=False)
-            left_in_parts(made_rows(rows, form), empty(2048, 4096), scale)
+            weight = empty(2048, 4096)
+            left_in_parts(made_rows(rows, form), weight, scales_of(weight, by_block))
         for tile in SEVERAL:
-            scale = empty(32, 32, eight=False) if by_block else empty(4096, 1, eight=False)
-            x = made_rows(tile.rows, form)
-            product(x, empty(4096, 4096), scale, None, arrivals=no_arrivals(torch.device("cpu")), tile=tile)
-    for rows in (1, 16, 4096):
-        chosen = torch.zeros(rows, 2, dtype=torch.int64)
-        wide = quantise(torch.empty(rows, 256, dtype=torch.bfloat16), RowForm.BLOCKS)
-        for inner in (128, 256):
-            gate_up = empty(8 * 2 * inner, 256), empty(8 * 2 * inner // 128, 2, eight=False)
-            down = empty(8 * 256, inner), empty(16, inner // 128, eight=False)
-            expert_parts(wide, chosen, gate_up, down, "silu", RowForm.BLOCKS)
+            weight = empty(4096, 4096)
+            arrivals = no_arrivals(torch.device("cpu"))
+            product(made_rows(tile.rows, form), weight, scales_of(weight, by_block), None, arrivals=arrivals, tile=tile)
+        for rows, inner in pairs_of((1, 16, 4096), (128, 256)):
+            chosen = torch.zeros(rows, 2, dtype=torch.int64)
+            wide = quantise(torch.empty(rows, 256, dtype=torch.bfloat16), form)
+            matrices = [empty(8 * 2 * inner, 256), empty(8 * 256, inner)]
+            gate_up, down = ((matrix, scales_of(matrix, by_block)) for matrix in matrices)
+            expert_parts(wide, chosen, gate_up, down, "silu", form)
     print(json.dumps(FOUND))
 
 
