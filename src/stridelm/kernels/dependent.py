@@ -12,8 +12,7 @@ embeddings. Other results of earlier kernels need not exist yet: several kernels
 
 Products, whose programs fill processors unequally, give way only when they have summed all (`nearly_done`), but for a
 router's scores. They have waited then; so what comes after a product begins only when all that came before that product
-has ended, and experts' second product reads the table of tiles that the first has read, and in eight bits the tiles'
-pairs, before it waits.
+has ended, and experts' second product reads the table of tiles and their pairs, as the first has, before it waits.
 
 Products ask for their first weights before they wait (`once_written`), so that memory is not idle while the few
 programs of a norm or of merging run. Experts' first does not, whose table says which weights.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 READ_STEPS = {"attention_device", "attention_splits"}
@@ -20,17 +21,18 @@ COPIED = {
 }
 """Of how many matrices, its weights, a module's kernels have blocks copied to shared memory before they wait: plain
 ones and gated ones."""
-READ_TABLES = {"experts", "fp8_experts", "shared_experts"}
-"""Modules whose kernels also read, if they are not gated, which tiles there are, numbers: the product before has read
-them, too, after it had waited."""
-READ_PAIRS = {"fp8_experts"}
-"""Those that then read as well which pairs a tile has, several at once."""
+READ_EARLY = {"experts": {"table", "pairs"}, "shared_experts": {"table", "pairs"}, "fp8_experts": {"table", "pairs"}}
+"""Arrays that a module's kernels also read, if they are not gated: which tiles there are and which pairs these have.
+The product before has read them, too, after it had waited."""
+UNKNOWN = "unknown"
 _LABEL = re.compile(r"^\$?(\w+):")
 _BRANCH = re.compile(r"(@!?%p\d+\s+)?bra(?:\.uni)?\s+\$?(\w+)")
 _COPY = re.compile(r"\bcp\.async\.bulk\.tensor\.\d+d\.shared::c\w+\.global\S* \[%r\d+\], \[(%rd\d+)")
 """From a matrix that is described there."""
 _WRITE = re.compile(r"\b(st|red|atom)\.(?!shared|local|param)|\bcp\.async|multimem")
-_READ = re.compile(r"\bld\.global\S*?(\.v\d)?\.[bfsu]\d+")
+_READ = re.compile(r"\bld\.global\S*?(\.v\d)?\.[bfsu]\d+\s+(?:\{[^}]*\}|%\w+), \[ ?(%rd\d+)")
+_PARAMETER = re.compile(r"\bld\.param\S*\s+(%rd\d+), \[\w+_param_(\d+)")
+_COMPUTED = re.compile(r"(?:@!?%p\d+\s+)?(?!ld|st|red|atom)[a-z][\w.:]*\s+(%rd\d+), (.*);")
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Before:
     """A thread may end without waiting."""
     copied: int = 0
     """Matrices of which blocks are copied to shared memory."""
+    arrays: list[str] = field(default_factory=list)
+    """Those that are read, by the names of arguments; or UNKNOWN."""
 
 
 def known_of(kernel: Any, made: Any) -> dict[str, Any]:
@@ -57,15 +61,26 @@ def known_of(kernel: Any, made: Any) -> dict[str, Any]:
         "name": kernel.__name__,
         "module": module,
         "gated": constants.get("ACTIVATION") is not None,
-        "before": before_waiting(made.asm["ptx"]),
+        "before": before_waiting(made.asm["ptx"], _parameters(made.src.signature)),
     }
 
 
-def before_waiting(ptx: str) -> dict[str, Any]:
-    """Of a kernel's code as PTX; as a dict, for JSON."""
+def _parameters(signature: dict[str, str]) -> list[str]:
+    """The argument that each parameter of a compiled kernel belongs to. A descriptor has its own, and then the length
+    and the stride of each dimension."""
+    names = []
+    for name, kind in signature.items():
+        dimensions = kind.count(",") + 1 if kind.startswith("tensordesc") else 0
+        names += [name] * (1 + 2 * dimensions) if kind != "constexpr" else []
+    return names
+
+
+def before_waiting(ptx: str, parameters: list[str]) -> dict[str, Any]:
+    """Of a kernel's code as PTX; as a dict, for JSON. parameters: the argument of each."""
     lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
     labels = {label[1]: i for i, line in enumerate(lines) if (label := _LABEL.match(line))}
-    found, copied, seen, todo = Before(), set[str](), set[int](), [0]
+    sources = _sources(lines)
+    found, copied, arrays, seen, todo = Before(), set[str](), set[str](), set[int](), [0]
     while todo:
         i = todo.pop()
         while i < len(lines) and i not in seen:
@@ -80,6 +95,7 @@ def before_waiting(ptx: str) -> dict[str, Any]:
             if read := _READ.search(line):
                 found.vectors += bool(read[1])
                 found.numbers += not read[1]
+                arrays |= {parameters[number] for number in sources[read[2]]} or {UNKNOWN}
             if branch := _BRANCH.search(line):
                 todo.append(labels[branch[2]])
                 if not branch[1]:
@@ -89,7 +105,23 @@ def before_waiting(ptx: str) -> dict[str, Any]:
                 break
             i += 1
     found.copied = len(copied)
+    found.arrays = sorted(arrays)
     return asdict(found)
+
+
+def _sources(lines: list[str]) -> dict[str, set[int]]:
+    """The parameters from which each address is computed, whatever may have been loaded to compute it too."""
+    sources, computed = defaultdict[str, set[int]](set), list[tuple[str, set[str]]]()
+    for line in lines:
+        if parameter := _PARAMETER.search(line):
+            sources[parameter[1]].add(int(parameter[2]))
+        elif made := _COMPUTED.match(line):
+            computed.append((made[1], set(re.findall(r"%rd\d+", made[2]))))
+    known = -1
+    while known != (known := sum(map(len, sources.values()))):
+        for register, operands in computed:
+            sources[register].update(*(sources[operand] for operand in operands))
+    return sources
 
 
 def check_waits(kernels: list[dict[str, Any]]) -> None:
@@ -97,8 +129,9 @@ def check_waits(kernels: list[dict[str, Any]]) -> None:
     copied early do. kernels: each with its module, `gated` and `before`."""
     for kernel in kernels:
         before, module = Before(**kernel["before"]), kernel["module"]
-        reads_table = module in READ_TABLES and not kernel["gated"]
+        early = set() if kernel["gated"] else READ_EARLY.get(module, set())
         assert not before.writes and not before.ends, kernel
-        assert not before.numbers or module in READ_STEPS or reads_table, kernel
-        assert not before.vectors or module in READ_WEIGHTS or (reads_table and module in READ_PAIRS), kernel
+        assert not before.numbers or module in READ_STEPS or early, kernel
+        assert not before.vectors or module in READ_WEIGHTS or early, kernel
+        assert early.issuperset(before.arrays) or module in READ_STEPS | READ_WEIGHTS, kernel
         assert before.copied == COPIED.get(module, (0, 0))[kernel["gated"]], kernel
