@@ -80,12 +80,12 @@ def test_a_signal_while_it_loads(number: signal.Signals, code: int, frontends: i
     )
     with process:
         until("the engine is started", lambda: bool(_engines(process.pid)), 60)
-        started = _engines(process.pid)
+        started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         said, errors = process.communicate(timeout=60)
     assert process.returncode == code, (said, errors)
     assert "Traceback" not in errors and "serving" not in said
-    assert not any(engine.is_running() for engine in started)
+    until("all that it started ends", lambda: not any(each.is_running() for each in started), 10)
     assert not list(short_path.glob("stride-*"))
 
 
