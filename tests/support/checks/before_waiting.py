@@ -7,9 +7,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-READ_STEPS = {"attention_device", "attention_splits"}
-"""Modules whose kernels read what describes the step before they wait: numbers, one by one."""
-READ_WEIGHTS = {"head_products", "latent_queries"}
+STEP = {"starts", "counts", "firsts", "reals", "tables", "tile_span", "tile_row"}
+READ_STEPS = {"attention_device": STEP, "attention_splits": STEP}
+"""Modules whose kernels read what describes the step before they wait, these arrays: numbers, one by one."""
+READ_WEIGHTS = {"head_products": {"weight"}, "latent_queries": {"weight"}}
 """Modules whose kernels read weights before they wait."""
 COPIED = {
     "products": (1, 1),
@@ -21,9 +22,12 @@ COPIED = {
 }
 """Of how many matrices, its weights, a module's kernels have blocks copied to shared memory before they wait: plain
 ones and gated ones."""
-READ_EARLY = {"experts": {"table", "pairs"}, "shared_experts": {"table", "pairs"}, "fp8_experts": {"table", "pairs"}}
-"""Arrays that a module's kernels also read, if they are not gated: which tiles there are and which pairs these have.
-The product before has read them, too, after it had waited."""
+TILES = {"table", "pairs"}
+READ_TILES = {"experts": TILES, "fp8_experts": TILES, "shared_experts": TILES}
+"""Modules whose kernels also read, if they are not gated, which tiles there are and which pairs these have. The product
+before has read them, too, after it had waited."""
+READ_PAIRS = {"fp8_experts"}
+"""Those that read several of these at once."""
 UNKNOWN = "unknown"
 _LABEL = re.compile(r"^\$?(\w+):")
 _BRANCH = re.compile(r"(@!?%p\d+\s+)?bra(?:\.uni)?\s+\$?(\w+)")
@@ -66,17 +70,17 @@ def known_of(kernel: Any, made: Any) -> dict[str, Any]:
 
 
 def _parameters(signature: dict[str, str]) -> list[str]:
-    """The argument that each parameter of a compiled kernel belongs to. A descriptor has its own, and then the length
-    and the stride of each dimension."""
+    """For each parameter of a compiled kernel, the array that it points to, or nothing. A descriptor is followed by the
+    length and the stride of each dimension."""
     names = []
     for name, kind in signature.items():
         dimensions = kind.count(",") + 1 if kind.startswith("tensordesc") else 0
-        names += [name] * (1 + 2 * dimensions) if kind != "constexpr" else []
+        names += [name if kind.startswith("*") else ""] * (1 + 2 * dimensions) if kind != "constexpr" else []
     return names
 
 
 def before_waiting(ptx: str, parameters: list[str]) -> dict[str, Any]:
-    """Of a kernel's code as PTX; as a dict, for JSON. parameters: the argument of each."""
+    """Of a kernel's code as PTX; as a dict, for JSON. parameters: as of _parameters."""
     lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
     labels = {label[1]: i for i, line in enumerate(lines) if (label := _LABEL.match(line))}
     sources = _sources(lines)
@@ -95,7 +99,7 @@ def before_waiting(ptx: str, parameters: list[str]) -> dict[str, Any]:
             if read := _READ.search(line):
                 found.vectors += bool(read[1])
                 found.numbers += not read[1]
-                arrays |= {parameters[number] for number in sources[read[2]]} or {UNKNOWN}
+                arrays |= {parameters[number] for number in sources[read[2]]} - {""} or {UNKNOWN}
             if branch := _BRANCH.search(line):
                 todo.append(labels[branch[2]])
                 if not branch[1]:
@@ -129,9 +133,10 @@ def check_waits(kernels: list[dict[str, Any]]) -> None:
     copied early do. kernels: each with its module, `gated` and `before`."""
     for kernel in kernels:
         before, module = Before(**kernel["before"]), kernel["module"]
-        early = set() if kernel["gated"] else READ_EARLY.get(module, set())
+        tiles = set() if kernel["gated"] else READ_TILES.get(module, set())
+        known = READ_STEPS.get(module) or READ_WEIGHTS.get(module) or tiles
         assert not before.writes and not before.ends, kernel
-        assert not before.numbers or module in READ_STEPS or early, kernel
-        assert not before.vectors or module in READ_WEIGHTS or early, kernel
-        assert early.issuperset(before.arrays) or module in READ_STEPS | READ_WEIGHTS, kernel
+        assert not before.numbers or module in READ_STEPS or tiles, kernel
+        assert not before.vectors or module in READ_WEIGHTS or (tiles and module in READ_PAIRS), kernel
+        assert known.issuperset(before.arrays), kernel
         assert before.copied == COPIED.get(module, (0, 0))[kernel["gated"]], kernel
