@@ -18,14 +18,9 @@ from support.doubles.server import Served, until, working
 
 def peaks(served: Served) -> dict[int, float]:
     """Peak MiB of the server and its engine, by process. Workers have a limit of their own."""
-    processes = [psutil.Process(served.process.pid), engine_of(served)]
+    processes = [psutil.Process(served.process.pid), served.engine]
     statuses = {one.pid: Path(f"/proc/{one.pid}/status").read_text(encoding="utf-8") for one in processes}
     return {pid: int(text.partition("VmHWM:")[2].split()[0]) / 1024 for pid, text in statuses.items()}
-
-
-def engine_of(served: Served) -> psutil.Process:
-    children = psutil.Process(served.process.pid).children()
-    return next(one for one in children if "stridelm.server.engine_process" in one.cmdline())
 
 
 @pytest.mark.parametrize("name", ["many samples of a long prompt", "many samples of a long prompt, SGLang's"])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from stridelm.threads import THEIRS, WAITING, settle_waiting
-from support.doubles.server import until
+from support.doubles.server import engines_of, until
 
 SPIN = "GOMP_SPINCOUNT"
 SAYS = f"""
@@ -82,7 +82,7 @@ def test_the_servers_engine_has_it(given: dict[str, str], found: str) -> None:
 
         def started() -> bool:
             assert server.poll() is None, "the server ended"
-            engines[:] = [one for one in process.children() if "stridelm.server.engine_process" in one.cmdline()]
+            engines[:] = engines_of(server.pid)
             return bool(engines)
 
         try:

@@ -50,8 +50,7 @@ class Served:
     @property
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        children = psutil.Process(self.process.pid).children()
-        [engine] = [one for one in children if "engine_process" in " ".join(one.cmdline())]
+        [engine] = engines_of(self.process.pid)
         return engine
 
     @contextmanager
@@ -99,6 +98,11 @@ def serving(
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def engines_of(pid: int) -> list[psutil.Process]:
+    """Engine processes that this process has started and that run."""
+    return [child for child in psutil.Process(pid).children() if "stridelm.server.engine_process" in child.cmdline()]
 
 
 def _ready_line(process: subprocess.Popen[str], log: Path) -> str:

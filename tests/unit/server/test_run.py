@@ -21,7 +21,7 @@ from stridelm.server.alone import Server
 from stridelm.server.config import ServerConfig
 from stridelm.server.metrics import Metrics
 from stridelm.server.run import loaded, supervised
-from support.doubles.server import until
+from support.doubles.server import engines_of, until
 
 SERVE = (sys.executable, "-m", "stridelm.cli.main", "serve")
 
@@ -43,8 +43,7 @@ def test_what_starts_the_engine_is_imported_at_once() -> None:
 
 
 def test_an_engine_that_refuses(short_path: Path) -> None:
-    command = (*SERVE, "--port", "0", "--drafter", "medusa")
-    done = subprocess.run(command, env=_temporary(short_path), capture_output=True, text=True, timeout=120, check=False)
+    done = _ended(short_path, "--port", "0", "--drafter", "medusa")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done
     assert "'medusa' cannot run on this model" in done.stderr, done
     assert "serving" not in done.stdout
@@ -53,10 +52,7 @@ def test_an_engine_that_refuses(short_path: Path) -> None:
 
 def test_a_port_that_is_taken(short_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        command = (*SERVE, "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
-        done = subprocess.run(
-            command, env=_temporary(short_path), capture_output=True, text=True, timeout=120, check=False
-        )
+        done = _ended(short_path, "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
     assert done.returncode != 0 and "Traceback" not in done.stderr, done
     assert not list(short_path.glob("stride-*"))
 
@@ -64,9 +60,7 @@ def test_a_port_that_is_taken(short_path: Path) -> None:
 def test_a_directory_that_is_too_long(tmp_path: Path) -> None:
     longest = tmp_path / ("x" * 70)
     longest.mkdir()
-    done = subprocess.run(
-        (*SERVE, "--port", "0"), env=_temporary(longest), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = _ended(longest, "--port", "0")
     assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done
 
 
@@ -79,7 +73,7 @@ def test_a_signal_while_it_loads(number: signal.Signals, code: int, frontends: i
         command, env=_temporary(short_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:
-        until("the engine is started", lambda: bool(_engines(process.pid)), 60)
+        until("the engine is started", lambda: bool(engines_of(process.pid)), 60)
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         said, errors = process.communicate(timeout=60)
@@ -89,13 +83,15 @@ def test_a_signal_while_it_loads(number: signal.Signals, code: int, frontends: i
     assert not list(short_path.glob("stride-*"))
 
 
+def _ended(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A server that ends by itself, whose temporary files are in the directory."""
+    command = (*SERVE, *options)
+    return subprocess.run(command, env=_temporary(directory), capture_output=True, text=True, timeout=120, check=False)
+
+
 def _temporary(directory: Path) -> dict[str, str]:
     """This process's environment, with another directory for temporary files."""
     return {**os.environ, "TMPDIR": str(directory)}
-
-
-def _engines(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if "stridelm.server.engine_process" in child.cmdline()]
 
 
 def test_an_engine_that_dies_while_the_server_is_imported() -> None:
@@ -124,4 +120,4 @@ def test_an_engine_that_dies_while_the_server_is_imported() -> None:
             await supervisor.stop()
 
     asyncio.run(start())
-    assert not _engines(os.getpid())
+    assert not engines_of(os.getpid())
