@@ -123,6 +123,8 @@ class Request:
     rows_in_flight: int = 0
     tokens_in_flight: int = 0
     host_bound: bool = False
+    resting: bool = False
+    """It sits out the next step: its tenant's masks have had their share of the time (grammar/share.py)."""
     adaptive: bool = False
     """Its drafts may be shallower than its depth, if that makes more tokens per second."""
     draft_kv: DraftKV | None = None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from attacks.content_attacks import departed_texts, post
+from stridelm.grammar.compiler import Remembered
+from stridelm.grammar.guide import Compiled
 from stridelm.params import StructuredOutputs
-from stridelm.sample.grammar import Remembered
 from support.doubles.server import Served, until, working
 
 
@@ -75,6 +75,6 @@ def test_compiled_grammars_are_kept_by_bytes() -> None:
     """The cache is bounded in bytes, however many grammars there are, and omits one that is larger than the bound."""
     cache = Remembered(1000)
     for place, size in enumerate((400, 400, 400, 2000, 100)):
-        cache.put(StructuredOutputs(regex=f"a{{{place}}}"), SimpleNamespace(memory_size_bytes=size))
+        cache.put(StructuredOutputs(regex=f"a{{{place}}}"), Compiled(None, 1, frozenset(), size))
         assert cache.bytes <= 1000
     assert cache.get(StructuredOutputs(regex="a{0}")) is None and cache.get(StructuredOutputs(regex="a{4}")) is not None

@@ -14,7 +14,7 @@ from support.doubles.tree_drafter import registered
 from support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
-pytest.importorskip("xgrammar")
+pytest.importorskip("llguidance")
 
 
 @pytest.fixture(scope="module", autouse=True)

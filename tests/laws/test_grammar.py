@@ -14,9 +14,11 @@ import torch
 from stridelm import LLM, SamplingParams
 from stridelm.batch import ForwardBatch
 from stridelm.engine.step import Flight
+from stridelm.grammar.compiler import Grammars
+from stridelm.grammar.guide import NOTHING_LEFT, allowed
+from stridelm.grammar.share import MaskShare
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
-from stridelm.sample.grammar import NOTHING_LEFT, Grammars, allowed
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 from stridelm.verify import RULES
@@ -27,7 +29,7 @@ from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.stand import Stand
 from support.doubles.tree_drafter import registered
 
-pytest.importorskip("xgrammar")
+pytest.importorskip("llguidance")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,10 +112,10 @@ def test_masks_are_what_may_follow(speaking: Path) -> None:
     raw = {token: tokenizer.hf.backend_tokenizer.decode([token]) for token in range(290)}
     params = SamplingParams(structured_outputs={"choice": words})
     request = Request("r", [5, 6], params, Speculation())
-    guide = grammars.guide(request)
+    guide = grammars.guide(request, MaskShare())
     for output, path in ((), ()), ((), tokenizer.encode("y")), (tokenizer.encode("ye"), tokenizer.encode("ste")):
         request.output_ids[:] = output
-        guide = grammars.guide(request)
+        guide = grammars.guide(request, MaskShare())
         guide.catch_up()
         for _ in range(2):  # computing a mask leaves no state behind
             mask = guide.mask(path)
@@ -130,7 +132,7 @@ def test_masks_are_what_may_follow(speaking: Path) -> None:
 def test_a_broken_path_masks_nothing(speaking: Path) -> None:
     grammars = Grammars(Tokenizer.load(speaking), 300, [EOS])
     request = Request("r", [5], SamplingParams(structured_outputs={"choice": ["yes"]}), Speculation())
-    guide = grammars.guide(request)
+    guide = grammars.guide(request, MaskShare())
     wrong = Tokenizer.load(speaking).encode("n")
     first = guide.mask(())
     assert guide.mask(wrong) is None

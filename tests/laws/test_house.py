@@ -36,7 +36,7 @@ LEAVES = (
 LAYERS = (
     {*LEAVES, "arena", "builtin", "heap", "progress", "upload"},
     {"kernels", "text", "parallel"},
-    {"cache", "attention", "sample", "models"},
+    {"cache", "attention", "sample", "grammar", "models"},
     {"schedule", "draft", "run", "verify"},
     {"engine", "llm", "text_engine"},
     {"bench", "train", "simulate"},
@@ -287,7 +287,7 @@ def test_contains_name(identifier: str, name: str, expected: bool) -> None:
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Forks]:
     """They import Stride themselves, and find imported what it imports."""
-    with forks(["fastapi", "numba", "torch._dynamo", "transformers.generation", "triton", "xgrammar"]) as programs:
+    with forks(["fastapi", "numba", "torch._dynamo", "transformers.generation", "triton", "llguidance"]) as programs:
         yield programs
 
 

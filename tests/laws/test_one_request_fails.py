@@ -100,7 +100,7 @@ def test_with_a_step_in_flight(lagging: LaggingStand, stage: str, monkeypatch: p
 
 def test_grammar(speaking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in a matcher fails only its own request."""
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     stand = Stand(speaking, "float32", options={"skip_tokenizer_init": False})
     kinds: list[dict[str, Any]] = [{"drafter": "none"}, {"drafter": "ngram", "prompt_lookup_min": 1}] * 3
     jobs = jobs_of("regex", 1.0, kinds)

@@ -30,6 +30,7 @@ from stridelm.engine.shortage import is_shortage
 from stridelm.engine.step import Steps, Tracer
 from stridelm.engine.warm_up import Wave, decodes_to_measure, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
+from stridelm.grammar.compiler import Grammars
 from stridelm.kernels import compilations, step_ops_for
 from stridelm.params import SamplingParams
 from stridelm.progress import bar
@@ -38,7 +39,6 @@ from stridelm.run.graphs import GraphPool
 from stridelm.run.heads import TargetRuntime
 from stridelm.run.state import PageTables, TokenTable
 from stridelm.run.trap import PageFault
-from stridelm.sample.grammar import Grammars
 from stridelm.sample.sampler import Sampler
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Budget, Configured, Planner, Queue, Unbounded, smallest_budget, within
@@ -123,7 +123,7 @@ class Engine:
             self.drafters,
             Introspection(),
             loaded.eos_ids,
-            lambda request: self.grammars.guide(request),
+            lambda request, share: self.grammars.guide(request, share),
         )
         self.stats = self.roster.stats
         self.budget = Budget(config.max_num_batched_tokens, config.max_num_seqs)
@@ -167,7 +167,7 @@ class Engine:
         self.resplit.warm_up()
         self.device.verifier.warm_up()
         target, planner = self.loaded.target, self.steps.planner
-        grammars = self.tokenizer is not None and find_spec("xgrammar") is not None
+        grammars = self.tokenizer is not None and find_spec("llguidance") is not None
         with planner.using(planner.depths, Unbounded()):  # while kernels are compiled, times say nothing
             self.serve_own(list(warm_up_requests(target.vocab_size, target.max_length, self.budget, grammars=grammars)))
             planner.depths.clear()

@@ -14,9 +14,8 @@ from stridelm.cache.ledger import Ledger
 from stridelm.draft.base import TargetInfo
 from stridelm.draft.dispatch import Drafters
 from stridelm.draft.settle import can_choose, settle
+from stridelm.grammar.compiler import Grammars
 from stridelm.params import SamplingParams, Speculation
-from stridelm.sample.grammar import Grammars
-from stridelm.sample.grammar_watch import WATCH
 from stridelm.sample.table import check_token_ids
 from stridelm.schedule.rows import longest, smallest_budget
 from stridelm.stats import RequestStats, VerifiedDrafts
@@ -142,11 +141,6 @@ class Intake:
                 raise ValueError(
                     "structured_outputs need a tokenizer, and the engine was started with skip_tokenizer_init; start "
                     "it without"
-                )
-            if WATCH.crowded:
-                raise ValueError(
-                    "structured_outputs: grammars of earlier requests are still being matched and take all the time "
-                    "available for grammars; send the request again"
                 )
             self.grammars().compile(params.structured_outputs)
 

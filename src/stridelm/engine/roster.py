@@ -16,8 +16,9 @@ from stridelm.engine.introspect import Introspection
 from stridelm.engine.shortage import is_shortage
 from stridelm.engine.stats import EngineStats
 from stridelm.faults import RequestFault
+from stridelm.grammar.guide import Guide
+from stridelm.grammar.share import MaskShare
 from stridelm.run.state import TokenTable
-from stridelm.sample.grammar import Guide
 from stridelm.sample.table import SamplingTable
 from stridelm.schedule import Queue
 from stridelm.schedule.rows import behind_after
@@ -35,8 +36,9 @@ class Roster:
     drafters: Drafters
     inside: Introspection
     eos_ids: tuple[int, ...]
-    guide: Callable[[Request], Guide]
+    guide: Callable[[Request, MaskShare], Guide]
     """Makes the grammar guide of a request that has a grammar."""
+    mask_share: MaskShare = field(default_factory=MaskShare)
     stats: EngineStats = field(default_factory=EngineStats)
     outputs: list[StepOutput] = field(default_factory=list)
     """Outputs of steps since they were last collected."""
@@ -66,7 +68,7 @@ class Roster:
     def _admit(self, request: Request) -> None:
         self.ledger.admit(request)
         self.tokens.admit(request.slot, request.token_ids, request.computed)
-        guide = None if request.params.structured_outputs is None else self.guide(request)
+        guide = None if request.params.structured_outputs is None else self.guide(request, self.mask_share)
         # The ids that `min_tokens` suppresses: end-of-text and the request's own stop ids.
         stop_ids = sorted({*self.eos_ids, *request.stop_ids})
         self.sampling.set(request.slot, request, stop_ids, request.bad_words, guide)

@@ -125,6 +125,7 @@ class Steps:
     def _plan(self) -> StepPlan:
         """The next step. If pages are short in one page group and memory can come from another, it is moved first."""
         roster = self.roster
+        roster.mask_share.rest(roster.queue.running, roster.sampling.mask_s)
         plan = self.planner.plan(roster.queue, roster.ledger)
         if self._totals(plan) is None:
             return plan

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
+from stridelm.grammar.masks import mask_by_grammar
 from stridelm.kernels import step_ops_for
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.plain_logits import argmax
 from stridelm.kernels.step_ops import Asked, Cut, Past, StepOps
-from stridelm.sample.grammar_masks import mask_by_grammar
 from stridelm.sample.rows import Rows, TokenHistory
 from stridelm.sample.table import Feature, SamplingTable
 

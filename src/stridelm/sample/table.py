@@ -23,8 +23,8 @@ import torch
 from stridelm.sample.length import NUMBERS, log_odds
 
 if TYPE_CHECKING:
+    from stridelm.grammar.guide import Guide
     from stridelm.params import SamplingParams
-    from stridelm.sample.grammar import Guide
     from stridelm.types import Request
 
 GREEDY_BELOW = 1e-5
@@ -135,6 +135,11 @@ class SamplingTable:
     def guide(self, slot: int) -> Guide | None:
         """The slot's grammar, if its request has one."""
         return self._guides[slot]
+
+    def mask_s(self, slot: int) -> float | None:
+        """Seconds that a mask of the slot's grammar takes, on average."""
+        guide = self._guides[slot]
+        return None if guide is None else guide.grammar.mask_s
 
     @contextmanager
     def assuming(self, features: Feature) -> Iterator[None]:

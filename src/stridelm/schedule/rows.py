@@ -20,10 +20,10 @@ def first_row(request: Request) -> int:
 
 
 def blocked(request: Request) -> bool:
-    """Whether to leave a running request out until its step in flight has landed: because the host must see its tokens
-    first, or because they are certain to be its last."""
-    if not request.rows_in_flight:
-        return False
+    """Whether to leave a running request out: it rests, or its step in flight has to land first, because the host must
+    see its tokens or because they are certain to be its last."""
+    if request.resting or not request.rows_in_flight:
+        return request.resting
     return request.host_bound or len(request.output_ids) + request.tokens_in_flight >= most_output(request)
 
 

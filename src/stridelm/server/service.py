@@ -140,7 +140,7 @@ class Service:
         assert link.ready is not None
         self._link = link
         self.peers = peers or self.peers
-        if link.ready.device.startswith("cuda") and find_spec("xgrammar"):  # on a CPU the engine needs the cores
+        if link.ready.device.startswith("cuda") and find_spec("llguidance"):  # on a CPU the engine needs the cores
             self._getting_ready = asyncio.create_task(self._grammar_workers().get_ready())
 
     @property

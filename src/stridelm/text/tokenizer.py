@@ -24,6 +24,8 @@ VOCABULARY_FILES = (
     "vocab.txt",
 )
 """A directory without any of these holds no tokenizer."""
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are not a character."""
 
 
 class Tokenizer:
@@ -40,6 +42,7 @@ class Tokenizer:
         """Ids that `decode` leaves out when asked to skip special tokens."""
         # The Rust decoder called directly: the same text, without the dispatch around it on every token.
         self._rust = hf.backend_tokenizer if getattr(hf, "is_fast", False) else None
+        self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
 
     @classmethod
@@ -109,13 +112,37 @@ class Tokenizer:
             return False
 
     def token_text(self, token: int) -> str:
-        """The text of one token, special tokens included. Part of a character is U+FFFD."""
+        """The name of one token: its own text, special tokens included. Part of a character is written as in OpenAI's
+        completions, `bytes:\\xe6\\x97`."""
         if token not in self._texts:
-            # At the start of a text, the decoder may strip the token's leading space; so decode it twice in a row and
-            # take the second.
-            alone, twice = self.decode([token], False), self.decode([token, token], False)
-            self._texts[token] = twice[len(alone) :]
+            self._texts[token] = shown(self.token_bytes(token))
         return self._texts[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the bytes of a text that has begun, special tokens included."""
+        if token not in self._bytes:
+            self._bytes[token] = self._find_bytes(token)
+        return self._bytes[token]
+
+    def opening_bytes(self, token: int) -> bytes:
+        """The same for the first token of a text, where some decoders strip a space."""
+        text = self.decode([token], False)
+        return self.token_bytes(token) if REPLACEMENT in text else text.encode()
+
+    def _find_bytes(self, token: int) -> bytes:
+        # At the start of a text, the decoder may strip the token's leading space; so decode it twice in a row and take
+        # the second.
+        alone, twice = self.decode([token], False), self.decode([token, token], False)
+        if REPLACEMENT not in alone:
+            return twice[len(alone) :].encode()
+        if token in self.byte_values:
+            return bytes([self.byte_values[token]])
+        name = self.hf.convert_ids_to_tokens(token)
+        if all(character in BYTE_OF for character in name):  # what a byte-level decoder does
+            own = bytes(BYTE_OF[character] for character in name)
+            if own.decode(errors="replace") == alone:
+                return own
+        return alone.encode()
 
     @cached_property
     def byte_values(self) -> Mapping[int, int]:
@@ -127,7 +154,7 @@ class Tokenizer:
             # A text that is not in the vocabulary maps to None or to the unknown token.
             if token is not None and self.hf.convert_ids_to_tokens(token) == text:
                 values[token] = byte
-        if any(self.token_text(token) != chr(byte) for token, byte in values.items() if 0x20 < byte < 0x7F):
+        if any(self.decode([token], False) != chr(byte) for token, byte in values.items() if 0x20 < byte < 0x7F):
             return {}
         return values
 
@@ -180,6 +207,25 @@ class Tokenizer:
         """Token ids of a chat: `render_chat`, encoded without adding special tokens a second time."""
         text = self.render_chat(messages, tools, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
+
+
+def shown(data: bytes) -> str:
+    """Bytes as text, or as OpenAI's completions write those that are not UTF-8 by themselves."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level vocabularies spell every byte as one printable character: those of Latin-1 that are printable stand
+    for themselves, the others follow from U+0100 on (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_alphabet()
 
 
 def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:

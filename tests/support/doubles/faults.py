@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stridelm.engine.engine import Engine
-from stridelm.sample.grammar import Guide
+from stridelm.grammar.guide import Guide
 from stridelm.schedule import Queue
 from stridelm.types import Request
 

@@ -17,7 +17,7 @@ class Opening(msgspec.Struct):
 
 def prepare(opening: bytes) -> Work:
     """A task is StructuredOutputs' fields as JSON; the result, also JSON, is an error message or null."""
-    from stridelm.sample.grammar import Grammars
+    from stridelm.grammar.compiler import Grammars
     from stridelm.text.tokenizer import Tokenizer
 
     setup = msgspec.json.decode(opening, type=Opening)

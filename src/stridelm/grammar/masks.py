@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from stridelm.faults import on_behalf_of
-from stridelm.sample.grammar import Guide, allowed
-from stridelm.sample.grammar_watch import WATCH, Asked
+from stridelm.grammar.guide import Guide, allowed
 from stridelm.sample.rows import Rows, TokenHistory
 from stridelm.upload import upload
+
+Asked = tuple[Guide, Sequence[int]]
+"""A guide, and the path after which its mask is wanted."""
 
 
 def mask_by_grammar(logits_MV: torch.Tensor, rows: Rows, guides: Sequence[Guide | None], history: TokenHistory) -> None:
     """Forbid the tokens that the requests' grammars do not allow after the rows' histories. Matchers run on the host,
     so unless it knows the histories (`Rows.path`), this waits for the device."""
     asked = _read(rows, guides, history) if rows.path is None else _known(rows.path, guides)
-    masks = {row: mask for row, mask in zip(asked, WATCH.masks(list(asked.values()))) if mask is not None}
+    masks = {row: mask for row, one in asked.items() if (mask := _mask(*one)) is not None}
     if not masks:
         return
     device, made = logits_MV.device, list(masks.values())
@@ -28,6 +30,11 @@ def mask_by_grammar(logits_MV: torch.Tensor, rows: Rows, guides: Sequence[Guide 
     forbidden_GV = ~allowed(masks_GW.to(device, non_blocking=True), logits_MV.shape[1])
     index = upload(list(masks), device)
     logits_MV.index_copy_(0, index, logits_MV.index_select(0, index).masked_fill_(forbidden_GV, -math.inf))
+
+
+def _mask(guide: Guide, path: Sequence[int]) -> torch.Tensor | None:
+    with on_behalf_of(guide.request):
+        return guide.mask(path)
 
 
 def _known(path: Callable[[int], list[int] | None], guides: Sequence[Guide | None]) -> dict[int, Asked]:
