@@ -7,7 +7,7 @@ since floats have rounding errors of their own.
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from random import Random
 from typing import Any
 
@@ -45,12 +45,20 @@ def random_schema(draw: Random, level: int = 0) -> Any:
 def judge(schema: Any, text: str) -> str | None:
     """Why a finished output does not satisfy the schema; None if it does."""
     try:
-        value = json.loads(text, parse_float=Decimal)
+        value = json.loads(text, parse_float=_decimal)
     except ValueError as error:
         return f"not JSON: {error}"
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
     validator = Draft202012Validator(exact, format_checker=Draft202012Validator.FORMAT_CHECKER)
     return next((str(broken.message) for broken in validator.iter_errors(value)), None)
+
+
+def _decimal(text: str) -> Decimal:
+    """Numbers whose exponent is beyond all limits are infinite or 0."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("0" if "e-" in text.lower() else "-Infinity" if text.startswith("-") else "Infinity")
 
 
 def _integer(draw: Random, level: int) -> dict[str, Any]:
