@@ -5,7 +5,7 @@
 
 Each stream sends a request, waits for its end, thinks for up to a second, and sends another: prompts of 1 to 1,024
 random tokens and one in twenty of up to 6,000, outputs of 1 to 256, with random parameters: greedy or sampled, top-k,
-top-p, min-p, penalties, biases, bad words, log-probabilities of outputs and prompts, and a JSON schema where xgrammar
+top-p, min-p, penalties, biases, bad words, log-probabilities of outputs and prompts, and a JSON schema where llguidance
 is installed. Half are drafted as --decoding says, half are plain, and one in thirty is aborted on its way. The pool is
 too small for all of them, so that some are preempted.
 
@@ -101,7 +101,7 @@ class Streams:
         self._doomed: dict[str, int] = {}
         """Request -> tokens after which it is aborted."""
         self._longest = engine.loaded.target.max_length - 300
-        self._kinds = PARAMS if importlib.util.find_spec("xgrammar") is None else (*PARAMS, GRAMMAR)
+        self._kinds = PARAMS if importlib.util.find_spec("llguidance") is None else (*PARAMS, GRAMMAR)
         self.sent = 0
         self.failed = 0
         self.reported = 0
