@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from attacks.content_attacks import departed_texts, post
-from stridelm.grammar.compiler import Remembered
-from stridelm.grammar.guide import Compiled
 from stridelm.params import StructuredOutputs
 from support.doubles.server import Served, until, working
 
@@ -69,12 +67,3 @@ def test_more_scores_than_an_answer_may_have(stormed: Served) -> None:
     with stormed.http() as client:
         answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 400 and "max_prompt_scores" in answer.json()["error"]["message"]
-
-
-def test_compiled_grammars_are_kept_by_bytes() -> None:
-    """The cache is bounded in bytes, however many grammars there are, and omits one that is larger than the bound."""
-    cache = Remembered(1000)
-    for place, size in enumerate((400, 400, 400, 2000, 100)):
-        cache.put(StructuredOutputs(regex=f"a{{{place}}}"), Compiled(None, 1, frozenset(), size))
-        assert cache.bytes <= 1000
-    assert cache.get(StructuredOutputs(regex="a{0}")) is None and cache.get(StructuredOutputs(regex="a{4}")) is not None

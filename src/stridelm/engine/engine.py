@@ -30,9 +30,10 @@ from stridelm.engine.shortage import is_shortage
 from stridelm.engine.step import Steps, Tracer
 from stridelm.engine.warm_up import Wave, decodes_to_measure, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
-from stridelm.grammar.compiler import Grammars
+from stridelm.grammar.cache import GrammarCache
+from stridelm.grammar.compiler import CACHE_BYTES, Grammars
 from stridelm.kernels import compilations, step_ops_for
-from stridelm.params import SamplingParams
+from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.progress import bar
 from stridelm.run.eager import EagerRunner
 from stridelm.run.graphs import GraphPool
@@ -101,6 +102,7 @@ class Engine:
             self.runner, self.drafters, Verifier(sampler, self.tokens), self.tokens, self.pages, config.page_size
         )
         self.queue = Queue(config.max_num_seqs)
+        self.compiled_grammars: GrammarCache[StructuredOutputs] = GrammarCache(CACHE_BYTES)
         self.intake = Intake(
             loaded.target,
             self.drafters,
@@ -417,4 +419,5 @@ class Engine:
     def grammars(self) -> Grammars:
         """Made for the first request that needs it: reading the tokenizer's vocabulary takes a while."""
         assert self.tokenizer is not None
-        return Grammars(self.tokenizer, self.loaded.target.vocab_size, self.loaded.eos_ids)
+        target = self.loaded.target
+        return Grammars(self.tokenizer, target.vocab_size, self.loaded.eos_ids, self.compiled_grammars)

@@ -8,15 +8,14 @@ warning.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from stridelm.grammar.cache import GrammarCache
 from stridelm.grammar.ebnf import read_ebnf
 from stridelm.grammar.expressions import MAX_NESTING, either, pattern, text
 from stridelm.grammar.guide import TOO_SLOW, WORD, Compiled, Guide
@@ -30,8 +29,8 @@ from stridelm.params import StructuredOutputs
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 
-CACHE_BYTES = 256 << 20
-"""Memory for caching compiled grammars."""
+CACHE_BYTES = 128 << 20
+"""Memory for compiled grammars that no open request uses."""
 COMPILED_BYTES, PER_CHARACTER = 64 << 10, 64
 """What a compiled grammar is counted with, and for each of its characters."""
 LIMITS: Mapping[str, Any] = {"step_max_items": 50_000, "max_lexer_states": 50_000, "verbose_errors": False}
@@ -43,8 +42,14 @@ TRIED, MOST_TRIED, SLOW_TRIAL_S = 48, 1_000, 0.25
 class Grammars:
     """Compiles the grammars of requests."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        """eos_ids: tokens that end a text; once a grammar is complete, only they are allowed.
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        cache: GrammarCache[StructuredOutputs] | None = None,
+    ) -> None:
+        """eos_ids: tokens that end a text; once a grammar is complete, only they are allowed. cache: shared by tenants.
 
         Raises ValueError if llguidance is not installed.
         """
@@ -57,16 +62,17 @@ class Grammars:
         self._library = self._vocabulary.library()
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self._words = -(-vocab_size // WORD)
-        self._compiled = Remembered(CACHE_BYTES)
+        self._cache: GrammarCache[StructuredOutputs] = GrammarCache(CACHE_BYTES) if cache is None else cache
 
-    def compile(self, given: StructuredOutputs | Mapping[str, Any]) -> Compiled:
-        """Raises ValueError for an invalid grammar, one that nothing matches, and one that has been too slow to follow.
-        Called from several threads."""
+    def compile(self, given: StructuredOutputs | Mapping[str, Any], tenant: str = "") -> Compiled:
+        """tenant: whose share of the cache the grammar takes. Called from several threads.
+
+        Raises ValueError for an invalid grammar, one that nothing matches, and one that has been too slow to follow."""
         spec = StructuredOutputs.of(given)
-        compiled = self._compiled.get(spec)
+        compiled: Compiled | None = self._cache.get(spec)
         if compiled is None:
             compiled = self._compile(spec)
-            self._compiled.put(spec, compiled)
+            self._cache.put(spec, compiled, compiled.size, tenant)
         if compiled.broken is not None:
             raise ValueError(f"structured_outputs: {compiled.broken}")
         return compiled
@@ -132,32 +138,6 @@ class Grammars:
             return structural_tag(_mapping(spec.structural_tag), self._vocabulary.special)
         assert spec.grammar is not None
         return lark(read_ebnf(spec.grammar))
-
-
-class Remembered:
-    """An LRU cache of compiled grammars, limited in bytes."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._max_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[StructuredOutputs, Compiled] = OrderedDict()
-        self.bytes = 0
-
-    def get(self, asked: StructuredOutputs) -> Compiled | None:
-        with self._lock:
-            if asked in self._entries:
-                self._entries.move_to_end(asked)
-            return self._entries.get(asked)
-
-    def put(self, asked: StructuredOutputs, compiled: Compiled) -> None:
-        """Evict the least recently used as needed; a grammar larger than the whole cache is not stored."""
-        with self._lock:
-            if asked in self._entries or compiled.size > self._max_bytes:
-                return
-            self._entries[asked] = compiled
-            self.bytes += compiled.size
-            while self.bytes > self._max_bytes:
-                self.bytes -= self._entries.popitem(last=False)[1].size
 
 
 def _mapping(text: str) -> dict[str, Any]:
