@@ -1,14 +1,16 @@
 """The caller of a request: authenticated by a key, identified by an id that reveals nothing of the key, with the
 permissions of its role.
 
-A client may not do what affects everyone: flush the cache, end another's requests, go ahead of everyone else. Where no
-keys are configured, every caller is an operator.
+Callers take turns, and share everything that is limited, by tenant: that is the key, or without keys the client's
+address. A client may not do what affects everyone: flush the cache, end another's requests, go ahead of everyone else.
+Where no keys are configured, every caller is an operator.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +21,10 @@ from starlette.requests import Request
 @dataclass(frozen=True)
 class Caller:
     tenant: str = ""
-    """Identifies the key for the lifetime of the process; empty where there are no keys."""
+    """Identifies the key for the lifetime of the process; where there are no keys, the client's address."""
     operator: bool = True
+    private: bool = False
+    """Whether it shares no cached state with other tenants: only keys tell whose it is."""
 
 
 EVERYBODY = Caller()
@@ -40,15 +44,15 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def caller(self, authorization: str) -> Caller | None:
-        """The caller whose key is in the header; None for an unknown key. Every key is compared, each in constant time,
-        so that the duration reveals nothing."""
+    def caller(self, authorization: str, address: str = "") -> Caller | None:
+        """The caller with the key in this header, at this IP address; None for an unknown key. Every key is compared,
+        each in constant time, so that the duration reveals nothing."""
         if not self._known:
-            return EVERYBODY
+            return Caller(network_of(address))
         scheme, _, token = authorization.partition(" ")
         presented = self._digest(token.strip().encode() if scheme.lower() == "bearer" else b"")
         matches = [
-            Caller(digest[:6].hex(), operator)
+            Caller(digest[:6].hex(), operator, private=True)
             for digest, operator in self._known
             if hmac.compare_digest(presented, digest)
         ]
@@ -56,6 +60,17 @@ class Keys:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.new(self._salt, key, hashlib.sha256).digest()
+
+
+def network_of(address: str) -> str:
+    """The addresses that one client has: of IPv6 it usually has 2**64, all with the same first half."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:  # not an address, as under a test client
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return address
+    return str(ip.ipv4_mapped or ipaddress.IPv6Address(int(ip) >> 64 << 64))
 
 
 def caller_of(request: Request) -> Caller:

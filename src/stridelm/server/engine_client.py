@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import zmq
 
 from stridelm.params import SamplingParams
+from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.chunk import Chunk
 from stridelm.server.deliveries import Deliveries
 from stridelm.server.errors import (
@@ -130,23 +131,23 @@ class EngineClient:
     async def submit(
         self,
         prompts: Sequence[Prompt],
-        tenant: str = "",
+        caller: Caller = EVERYBODY,
         max_open: int | None = None,
         max_own: int | None = None,
         rids: Sequence[str] = (),
     ) -> Generation:
         """Submit the prompts to the engine, all or none. A prompt's samples are consecutive.
 
-        tenant: whose they are; tenants share no cached state of the engine, and take turns. max_open, max_own: limits
+        caller: tenants take turns, and share cached state of the engine only without keys. max_open, max_own: limits
         on the samples that may be open with these, of all tenants and of this one, over all front-ends. rids: names
         that must not be in use by another request of this tenant.
         Raises ApiError if one of them cannot be served.
         """
         count = sum(prompt.params.n for prompt in prompts)
-        generation = Generation(self._new_id(), count, tenant, self._deliveries)
+        generation = Generation(self._new_id(), count, caller.tenant, self._deliveries)
         generation.texts = [text for prompt in prompts for text in prompt.texts]
         ids = iter(generation.ids)
-        jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), tenant) for prompt in prompts]
+        jobs = [_job(prompt, list(itertools.islice(ids, prompt.params.n)), caller) for prompt in prompts]
         try:
             message = encode(Submit(generation.group, jobs, max_open, max_own, list(rids)))
         except OverflowError as error:
@@ -298,10 +299,10 @@ def _refusal(message: Refused) -> ApiError:
     return (request_failed if message.kind == "engine" else bad_request)(message.message)
 
 
-def _job(prompt: Prompt, ids: list[str], tenant: str) -> Job:
+def _job(prompt: Prompt, ids: list[str], caller: Caller) -> Job:
     """Samples of one prompt share a seed; the engine distinguishes them by their index."""
     seed = None if prompt.params.seed is not None else secrets.randbits(63)
     params = plain(prompt.params)
-    if tenant:
-        params["cache_salt"] = f"{tenant}:{prompt.params.cache_salt or ''}"
-    return Job(ids, prompt.ids.tobytes(), params, seed, tenant, prompt.bad_words)
+    if caller.private:
+        params["cache_salt"] = f"{caller.tenant}:{prompt.params.cache_salt or ''}"
+    return Job(ids, prompt.ids.tobytes(), params, seed, caller.tenant, prompt.bad_words)

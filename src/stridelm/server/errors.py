@@ -96,6 +96,17 @@ def overloaded(open_requests: int) -> ApiError:
     )
 
 
+def too_many(limit: int, what: str, retry_after: int) -> ApiError:
+    """what: the tasks that wait."""
+    return ApiError(
+        429,
+        f"{limit} {what} of this client wait to be read, the maximum; try again in a moment",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=retry_after,
+    )
+
+
 def no_places(limit: int) -> ApiError:
     return ApiError(
         429,

@@ -1,26 +1,27 @@
 """Workers try out clients' grammars first, because one that never finishes compiling must hang neither the engine nor
-the HTTP process. A grammar that has passed is remembered here, and the engine compiles it on a thread.
+the HTTP process. A grammar that has passed is remembered here, and the engine compiles it on a thread. Tenants take
+turns with the workers, and share what is remembered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import msgspec
 
 from stridelm.params import StructuredOutputs
+from stridelm.sample.grammar_cache import GrammarCache
 from stridelm.server.errors import bad_request
 from stridelm.server.workers.grammars import Opening
-from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
+from stridelm.server.workers.pool import Died, Pool, TimedLane, TookTooLong
 
 QUICK_S, COMPILE_S = 0.5, 5.0
 """How long a trial may take before it moves to the slow lane, and at most. Most take a few hundredths of a second."""
 WAITING, SLOW_WAITING = 16, 4
-"""Trials that may wait for one of the two quick workers, and for the slow one: a usual grammar waits at most four
-seconds."""
+"""Trials of one tenant that may wait for one of the two quick workers, and for the slow one: where there is no other,
+a usual grammar waits at most four seconds."""
 REMEMBERED_BYTES = 8 << 20
 """Total size of the grammars that have passed."""
 OVERHEAD = 256
@@ -44,28 +45,26 @@ class GrammarSandbox:
             "grammars",
             msgspec.json.encode(Opening(model, vocab_size)),
             "grammars",
-            Lane(places=2, waiting=WAITING, seconds=QUICK_S),
-            Lane(places=1, waiting=SLOW_WAITING, seconds=COMPILE_S),
+            TimedLane(places=2, waiting=WAITING, seconds=QUICK_S),
+            TimedLane(places=1, waiting=SLOW_WAITING, seconds=COMPILE_S),
         )
-        self._passed: OrderedDict[StructuredOutputs, int] = OrderedDict()
-        """Grammar -> its bytes; most recently used last."""
-        self._bytes = 0
-        self._trials: dict[StructuredOutputs, _Trial] = {}
+        self._passed: GrammarCache[StructuredOutputs] = GrammarCache(REMEMBERED_BYTES)
+        self._trials: dict[tuple[str, StructuredOutputs], _Trial] = {}
 
     async def get_ready(self) -> None:
         """So that the first grammar need not wait for the workers to be loaded. Without it, that happens then."""
         with suppress(OSError):
             await self._pool.start()
 
-    async def check(self, grammar: StructuredOutputs) -> None:
-        """Raises ApiError if it cannot be compiled, or not in time. Requests with the same grammar share a trial, which
-        ends at once if all of them are cancelled."""
-        if grammar in self._passed:
-            self._passed.move_to_end(grammar)
+    async def check(self, grammar: StructuredOutputs, tenant: str) -> None:
+        """Raises ApiError if it cannot be compiled, or not in time. A tenant's requests with the same grammar share a
+        trial, which ends at once if all of them are cancelled."""
+        if self._passed.get(grammar):
             return
-        trial = self._trials.get(grammar)
+        trial = self._trials.get((tenant, grammar))
         if trial is None:
-            trial = self._trials[grammar] = _Trial(asyncio.create_task(self._try_out(grammar)))
+            trial = _Trial(asyncio.create_task(self._try_out(grammar, tenant)))
+            self._trials[tenant, grammar] = trial
             trial.task.add_done_callback(_look)
         trial.waiting += 1
         try:
@@ -74,12 +73,12 @@ class GrammarSandbox:
             trial.waiting -= 1
             if not trial.waiting:
                 trial.task.cancel()
-                self._trials.pop(grammar)
+                self._trials.pop((tenant, grammar))
 
-    async def _try_out(self, grammar: StructuredOutputs) -> None:
+    async def _try_out(self, grammar: StructuredOutputs, tenant: str) -> None:
         text = msgspec.json.encode(asdict(grammar))
         try:
-            error = msgspec.json.decode(await self._pool.do(text), type=str | None)
+            error = msgspec.json.decode(await self._pool.do(tenant, text), type=str | None)
         except TookTooLong:
             error = (
                 f"structured_outputs: the {grammar.kind} took longer than {COMPILE_S:g} s to compile; make it simpler"
@@ -88,17 +87,10 @@ class GrammarSandbox:
             error = "structured_outputs: the compiler crashed or ran out of memory; make it simpler"
         if error is not None:
             raise bad_request(error, "structured_outputs")
-        self._remember(grammar, len(text) + OVERHEAD)
+        self._passed.put(grammar, True, len(text) + OVERHEAD, tenant)
 
     async def close(self) -> None:
         await self._pool.close()
-
-    def _remember(self, grammar: StructuredOutputs, size: int) -> None:
-        self._bytes += size - self._passed.get(grammar, 0)
-        self._passed[grammar] = size
-        while self._bytes > REMEMBERED_BYTES:
-            _, freed = self._passed.popitem(last=False)
-            self._bytes -= freed
 
 
 def _look(task: asyncio.Task[None]) -> None:

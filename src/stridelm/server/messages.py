@@ -58,11 +58,15 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     """Begins with the name of the front-end (`frontend_of`), as do the ids of its samples."""
     jobs: list[Job]
     max_open: int | None = None
-    """Refused if more samples would be open, over all front-ends; None for no limit."""
+    """Refused if more samples would be open, over all front-ends, and its tenant has one; None for no limit."""
     max_own: int | None = None
     """The same for samples of its tenant."""
     rids: list[str] = []
     """Names that the client gave them. Refused if an open request of its tenant has one of them."""
+
+    @property
+    def tenant(self) -> str:
+        return self.jobs[0].tenant
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

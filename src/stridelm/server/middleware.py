@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stridelm.server.callers import NOBODY, Keys
-from stridelm.server.errors import ApiError, too_large, unauthorised
+from stridelm.server.errors import ApiError, busy, too_large, unauthorised
 from stridelm.server.generation import Generation
 from stridelm.server.logs import ACCESS
 from stridelm.server.origins import check_host, check_origin
@@ -73,12 +73,16 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         try:
             check_host(headers, scope["http_version"], self._hosts)
-            caller = self._keys.caller(headers.get("authorization", ""))
+            address, _ = scope.get("client") or ("", 0)
+            caller = self._keys.caller(headers.get("authorization", ""), address)
             if caller is None:
                 if scope["path"] not in self._open_paths:
                     raise unauthorised()
                 caller = NOBODY
             check_origin(scope["method"], headers)
+            admit = scope["state"].get("admit")  # absent without a real connection
+            if admit is not None and not admit(caller.tenant):
+                raise busy()
         except ApiError as error:
             await error_reply(error)(scope, receive, send)
             return

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from stridelm.server.callers import EVERYBODY, Caller
 from stridelm.server.config import ServerConfig
 from stridelm.server.engine_client import EngineClient, Prompt, with_text
 from stridelm.server.errors import ApiError, bad_request, forbidden, no_places, overloaded, timed_out, unavailable
+from stridelm.server.fair_line import Lane
 from stridelm.server.generation import Generation
 from stridelm.server.grammar_sandbox import GrammarSandbox
 from stridelm.server.longest import longest_token_bytes
@@ -29,7 +31,7 @@ from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.prompts import Asked, PromptReader
 from stridelm.server.turns import Turns
-from stridelm.server.workers.pool import Died, Lane, Pool, TookTooLong
+from stridelm.server.workers.pool import Died, Pool, TimedLane, TookTooLong
 from stridelm.server.workers.wire import Opening, Read, decoded
 from stridelm.text.generation_config import read_generation_config
 from stridelm.text.tokenizer import Tokenizer
@@ -130,8 +132,9 @@ class Service:
         self._getting_ready: asyncio.Task[None] | None = None
         self._bodies: Pool | None = None
         self._token_bytes = longest_token_bytes(self.tokenizer)
-        self._threads = asyncio.Semaphore(THREADS)
-        self._entering = 0
+        self._threads = Lane(THREADS)
+        self._entering: Counter[str] = Counter()
+        """Samples that are prepared for the engine, by tenant."""
         self.turns = Turns()
         """For long work on the loop."""
 
@@ -195,8 +198,8 @@ class Service:
             vocab_size=self.ready.vocab_size,
             token_bytes=self._token_bytes,
         )
-        quick = Lane(places=2, waiting=64, seconds=QUICK_READING_S)
-        slow = Lane(places=1, waiting=4, seconds=READING_S)
+        quick = TimedLane(places=2, waiting=64, seconds=QUICK_READING_S)
+        slow = TimedLane(places=1, waiting=4, seconds=READING_S)
         self._bodies = Pool("bodies", msgspec.json.encode(opening), "large bodies", quick, slow)
         return self._bodies
 
@@ -205,31 +208,40 @@ class Service:
         """Turns prompts into token ids."""
         return PromptReader(self.tokenizer, self.ready.context, self.ready.vocab_size, self._token_bytes)
 
-    async def read(self, prompts: Sequence[Asked], special: bool = True, param: str = "prompt") -> list[array[int]]:
+    async def read(
+        self, prompts: Sequence[Asked], caller: Caller, special: bool = True, param: str = "prompt"
+    ) -> list[array[int]]:
         """The prompts' token ids. Raises ApiError for one that cannot be served. If cancelled, no further one is
         begun."""
         reader = self.reader
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if sum(map(len, texts)) + TEXT_COSTS * len(texts) <= SHORT_TEXTS:
             return reader.read(prompts, special, param)
-        return await self.beside(lambda going_on: reader.read(prompts, special, param, going_on))
+        return await self.beside(caller, lambda going_on: reader.read(prompts, special, param, going_on))
 
-    async def beside(self, work: Callable[[Callable[[], bool]], T]) -> T:
+    async def beside(self, caller: Caller, work: Callable[[Callable[[], bool]], T]) -> T:
         """Run `work` on a thread, at most THREADS at a time. Its argument tells whether the result is still wanted."""
-        async with self._threads:
-            left = threading.Event()
-            try:
-                return await asyncio.to_thread(work, lambda: not left.is_set())
-            finally:
-                left.set()
+        await self._threads.enter(caller.tenant)
+        left = threading.Event()
+        working = asyncio.ensure_future(asyncio.to_thread(work, lambda: not left.is_set()))
 
-    async def read_body(self, route: str, body: Sequence[bytes]) -> Read:
+        def done(_: asyncio.Future[T]) -> None:
+            self._threads.exit(caller.tenant)
+            working.exception()  # marks it as retrieved: nobody may be awaiting it any more
+
+        working.add_done_callback(done)
+        try:
+            return await asyncio.shield(working)  # if cancelled, the thread still has its place until it ends
+        finally:
+            left.set()
+
+    async def read_body(self, route: str, body: Sequence[bytes], caller: Caller) -> Read:
         """A large body as read by a worker. Raises ApiError for one that cannot be served."""
         if self.why_unhealthy is not None:
             raise unavailable(self.why_unhealthy)
-        with self.entering(1):
+        with self.entering(1, caller):
             try:
-                result = await self._body_workers().do(f"{route}\n".encode(), *body)
+                result = await self._body_workers().do(caller.tenant, f"{route}\n".encode(), *body)
             except TookTooLong:
                 raise bad_request(
                     f"the request took longer than {READING_S:g} s to read; send less at once, or token ids"
@@ -243,18 +255,27 @@ class Service:
         return read
 
     @contextmanager
-    def entering(self, samples: int) -> Iterator[None]:
+    def entering(self, samples: int, caller: Caller) -> Iterator[None]:
         """Count samples as open while they are prepared for the engine. Raises ApiError if they cannot be served now,
         before any work is done for them."""
         if self.draining:
             raise unavailable("the server is shutting down; send the request to another")
-        if len(self.engine_client.open) + self._entering + samples > self.config.max_queue:
-            raise overloaded(len(self.engine_client.open) + self._entering)
-        self._entering += samples
+        most, count = self.config.max_queue, len(self.engine_client.open) + self._entering.total()
+        if count + samples > most and (samples > most or self._own(caller)):
+            raise overloaded(count)
+        self._check_places(samples, caller)
+        self._entering[caller.tenant] += samples
         try:
             yield
         finally:
-            self._entering -= samples
+            self._entering[caller.tenant] -= samples
+            if not self._entering[caller.tenant]:
+                del self._entering[caller.tenant]
+
+    def _own(self, caller: Caller) -> int:
+        """The caller's samples that are open in this process."""
+        own = sum(generation.tenant == caller.tenant for generation, _ in self.engine_client.open.values())
+        return own + self._entering[caller.tenant]
 
     async def generate(
         self, prompts: Sequence[Prompt], caller: Caller = EVERYBODY, rids: Sequence[str] = ()
@@ -266,16 +287,15 @@ class Service:
         for prompt in prompts:
             self._check_rule(prompt.params)
         self._check_scores(prompts)
-        with self.entering(samples):
-            await self._check_grammars(prompts)
-            prompts = await self._with_text(prompts)
+        with self.entering(samples, caller):
+            await self._check_grammars(prompts, caller)
+            prompts = await self._with_text(prompts, caller)
             engine_client = self.engine_client
-        self._check_places(engine_client, samples, caller)
         most, own = self.config.max_queue, self._places(caller)
         limit, loop = self.config.request_timeout, asyncio.get_running_loop()
         began = loop.time()
         try:
-            submitted = engine_client.submit(prompts, caller.tenant, most, own, rids)
+            submitted = engine_client.submit(prompts, caller, most, own, rids)
             generation = await asyncio.wait_for(submitted, limit)
         except asyncio.TimeoutError:  # the engine stands still, and has not even accepted it
             assert limit is not None
@@ -302,12 +322,10 @@ class Service:
         limit = self.config.places_per_key
         return None if caller.operator or limit >= self.config.max_queue else limit
 
-    def _check_places(self, engine_client: EngineClient, more: int, caller: Caller) -> None:
+    def _check_places(self, more: int, caller: Caller) -> None:
         limit = self._places(caller)
-        if limit is not None:
-            own = sum(generation.tenant == caller.tenant for generation, _ in engine_client.open.values())
-            if own + more > limit:
-                raise no_places(limit)
+        if limit is not None and self._own(caller) + more > limit:
+            raise no_places(limit)
 
     def _check_scores(self, prompts: Sequence[Prompt]) -> None:
         """Raises ApiError for more prompt log-probabilities than an answer may have."""
@@ -333,13 +351,13 @@ class Service:
                 "speculation",
             )
 
-    async def _check_grammars(self, prompts: Sequence[Prompt]) -> None:
+    async def _check_grammars(self, prompts: Sequence[Prompt], caller: Caller) -> None:
         grammars = {prompt.params.structured_outputs for prompt in prompts} - {None}
         for grammar in grammars:
             assert isinstance(grammar, StructuredOutputs)
-            await self._grammar_workers().check(grammar)
+            await self._grammar_workers().check(grammar, caller.tenant)
 
-    async def _with_text(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    async def _with_text(self, prompts: Sequence[Prompt], caller: Caller) -> list[Prompt]:
         """The prompts with what turns words into tokens and tokens into text. Raises ApiError for a word that has no
         tokens."""
         each = {id(prompt.params): prompt.params for prompt in prompts}.values()
@@ -349,7 +367,7 @@ class Service:
         try:
             if cost <= SHORT_TEXTS:
                 return with_text(prompts, self.tokenizer, self.ready.hidden_size)
-            return await self.beside(lambda _: with_text(prompts, self.tokenizer, self.ready.hidden_size))
+            return await self.beside(caller, lambda _: with_text(prompts, self.tokenizer, self.ready.hidden_size))
         except ValueError as error:
             raise bad_request(str(error)) from error
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
+from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
 from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
@@ -34,7 +35,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
-    with service.entering(params.n):
+    with service.entering(params.n, caller_of(request)):
         prompt = await while_connected(request, conversation_ids(body, request))
     stream = bool(body.stream)
     answer = _Answer(service, body, prompt, params, stream)

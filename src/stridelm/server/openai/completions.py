@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.params import SamplingParams
+from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
 from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
@@ -67,8 +68,9 @@ async def _prompts(body: CompletionRequest, request: Request) -> list[array[int]
         return read
     service: Service = request.app.state.service
     special = body.add_special_tokens is not False
-    with service.entering(len(many) * (body.n or 1)):
-        return await while_connected(request, service.read(many, special))
+    caller = caller_of(request)
+    with service.entering(len(many) * (body.n or 1), caller):
+        return await while_connected(request, service.read(many, caller, special))
 
 
 def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:

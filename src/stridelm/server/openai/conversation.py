@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
+from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request
 from stridelm.server.large import prompts_read
 from stridelm.server.openai.schemas import ChatMessage, ChatRequest, Conversation
@@ -20,8 +21,9 @@ async def conversation_ids(body: ChatRequest, request: Request) -> array[int]:
     if read is not None:
         return read[0]
     service: Service = request.app.state.service
-    text = await service.beside(lambda _: conversation_text(body, service.tokenizer))
-    [ids] = await service.read([text], body.add_special_tokens, "messages")
+    caller = caller_of(request)
+    text = await service.beside(caller, lambda _: conversation_text(body, service.tokenizer))
+    [ids] = await service.read([text], caller, body.add_special_tokens, "messages")
     return ids
 
 

@@ -155,7 +155,7 @@ async def _parts(service: Service, generation: Generation, answer: Answer) -> li
     """The complete answer as JSON, encoded choice by choice."""
     samples = await gather(generation)
     choices = []
-    async with service.turns() as turn:
+    async with service.turns(generation.tenant) as turn:
         for index, sample in enumerate(samples):
             choices.append(to_json(await answer.choice(index, sample, turn)))
             samples[index].forget()

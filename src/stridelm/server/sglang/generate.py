@@ -80,7 +80,7 @@ class _Answer:
         if the engine dies."""
         await generation.read_by(_Keeper(self._samples))
         answers = []
-        async with self._turns() as turn:
+        async with self._turns(generation.tenant) as turn:
             for sample in self._samples:
                 while sample.read_some():
                     await turn.breathe()
@@ -135,6 +135,7 @@ class _Keeper:
 async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
     """One for each prompt. Raises ApiError for requests that cannot be served."""
     service: Service = request.app.state.service
+    caller = caller_of(request)
     many = asked_prompts(body)
     count = len(many)
     sampling = _each("sampling_params", body.sampling_params, count, NativeSampling.model_validate({}))
@@ -153,10 +154,10 @@ async def _tasks(body: GenerateRequest, request: Request) -> list[Task]:
         raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
     prompts = prompts_read(request)
     if prompts is None:
-        with service.entering(count * (sampling[0].n or 1)):
-            prompts = await while_connected(request, service.read(many, param="text"))
+        with service.entering(count * (sampling[0].n or 1), caller):
+            prompts = await while_connected(request, service.read(many, caller, param="text"))
     tasks = []
-    async with service.turns() as turn:
+    async with service.turns(caller.tenant) as turn:
         for ids, one, wanted, start, top, picked, states in zip(
             prompts, sampling, scored, starts, tops, chosen, shown, strict=True
         ):

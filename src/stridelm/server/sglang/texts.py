@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request
 from stridelm.server.large import LargeBodies, reply_read
 from stridelm.server.openai.conversation import conversation_text
@@ -41,7 +42,7 @@ async def _answer(request: Request, body: Any, answer: Any) -> Response:
     reply = reply_read(request)
     if reply is None:
         work = partial(answer, body, service.reader)
-        reply = await while_connected(request, service.beside(lambda _: to_json(work())))
+        reply = await while_connected(request, service.beside(caller_of(request), lambda _: to_json(work())))
     return raw_json_reply(reply)
 
 

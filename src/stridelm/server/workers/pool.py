@@ -1,7 +1,7 @@
 """The server's side of its workers: admission, time limits, and killing a worker whose client leaves.
 
 A task is first tried in the quick lane. If it does not finish in time, it starts over in the slow lane: so a task that
-never finishes delays quick ones by at most the quick lane's time.
+never finishes delays quick ones by at most the quick lane's time. In both, tenants take turns.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
-from stridelm.server.errors import ApiError, unavailable
+from stridelm.server.errors import ApiError, too_many, unavailable
+from stridelm.server.fair_line import Lane, LineFull
 from stridelm.server.nurseries import start_nursery
 from stridelm.server.workers.nursery import HEAD, PID
 
@@ -31,41 +31,19 @@ class Died(Exception):
     """The worker ended before the task was done: it took too much memory, or crashed."""
 
 
-@dataclass
-class Lane:
-    """places: concurrent workers. waiting: maximum tasks that wait for a place. seconds: time limit of each task."""
+class TimedLane(Lane):
+    """places: concurrent workers. waiting: maximum tasks of one tenant that wait for a place. seconds: time limit of
+    each task."""
 
-    places: int
-    waiting: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.places)
-        self._entered = 0
-
-    @asynccontextmanager
-    async def place(self, what: str) -> AsyncIterator[None]:
-        """Wait for a place. Raises ApiError if too many tasks wait already."""
-        if self._entered >= self.places + self.waiting:
-            raise ApiError(
-                429,
-                f"{self._entered} {what} are being read or waiting, the maximum; try again in a moment",
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after=max(1, round(self.seconds)),
-            )
-        self._entered += 1
-        try:
-            async with self._free:
-                yield
-        finally:
-            self._entered -= 1
+    def __init__(self, places: int, waiting: int, seconds: float) -> None:
+        super().__init__(places, waiting)
+        self.waiting, self.seconds = waiting, seconds
 
 
 class Pool:
     """Workers of one kind. opening: the argument of the kind's `prepare`. what: the tasks' name, for errors."""
 
-    def __init__(self, kind: str, opening: bytes, what: str, quick: Lane, slow: Lane) -> None:
+    def __init__(self, kind: str, opening: bytes, what: str, quick: TimedLane, slow: TimedLane) -> None:
         self._kind, self._opening, self._what = kind, opening, what
         self._quick, self._slow = quick, slow
         self._nursery: asyncio.subprocess.Process | None = None
@@ -76,16 +54,14 @@ class Pool:
         """Start the nursery, so that the first task need not wait for it. Raises OSError if it cannot be started."""
         await self._started()
 
-    async def do(self, *task: bytes) -> bytes:
-        """The result of a task, which may be given in parts. If cancelled, the worker is killed at once.
+    async def do(self, tenant: str, *task: bytes) -> bytes:
+        """The result of a tenant's task, which may be given in parts. If cancelled, the worker is killed at once.
 
-        Raises TookTooLong, Died, or ApiError if too many tasks wait or no worker can be started.
+        Raises TookTooLong, Died, or ApiError if too many of the tenant's tasks wait or no worker can be started.
         """
         with suppress(TookTooLong):
-            async with self._quick.place(self._what):
-                return await self._try(task, self._quick.seconds)
-        async with self._slow.place(self._what):
-            return await self._try(task, self._slow.seconds)
+            return await self._in(self._quick, tenant, task)
+        return await self._in(self._slow, tenant, task)
 
     async def close(self) -> None:
         """End the nursery, and with it its workers."""
@@ -94,6 +70,13 @@ class Pool:
         if self._nursery is not None and self._nursery.returncode is None:
             self._nursery.kill()
             await self._nursery.wait()
+
+    async def _in(self, lane: TimedLane, tenant: str, task: Sequence[bytes]) -> bytes:
+        try:
+            async with lane.place(tenant):
+                return await self._try(task, lane.seconds)
+        except LineFull:
+            raise too_many(lane.waiting, self._what, max(1, round(lane.seconds))) from None
 
     async def _try(self, task: Sequence[bytes], seconds: float) -> bytes:
         async with self._worker() as (reader, writer):
