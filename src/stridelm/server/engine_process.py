@@ -12,8 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import zmq
@@ -27,6 +25,7 @@ from stridelm.engine.start import start
 from stridelm.heap import freeze_heap
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
+from stridelm.server.compile_line import CompileLine
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
@@ -135,9 +134,8 @@ class Loop:
         self._outlets = outlets
         self._parent = parent
         self._stopped = False
-        self._compiler = ThreadPoolExecutor(max_workers=1)
-        self._held: list[tuple[Submit, Future[list[Any]]]] = []
-        """Submissions that wait for their grammar to be compiled."""
+        self._grammars = CompileLine(lambda: engine.grammars, engine.compiled_grammars, engine.queue.__contains__)
+        """Submissions that wait for their grammars to be compiled."""
         self._rids: dict[str, set[tuple[str, str]]] = {}
         """Group -> tenants and names of its samples. A group that is no longer open is dropped when the next comes."""
         self._reported = self._beaten = 0.0
@@ -166,7 +164,7 @@ class Loop:
         keep the device busy anyway: what arrives meanwhile is in the next step."""
         while not self._stopped and self.engine.slack:
             self._take_those(SLACK_MS)
-        self._take_those(0 if self.engine.busy else COMPILING_MS if self._held else IDLE_MS)
+        self._take_those(0 if self.engine.busy else COMPILING_MS if self._grammars.waiting else IDLE_MS)
 
     def _take_those(self, timeout: int) -> None:
         """Handle all messages that have arrived, once there is one. timeout: milliseconds to wait for it."""
@@ -202,20 +200,16 @@ class Loop:
         if not grammars:
             self._queue(message)
             return
-        compiling = self._compiler.submit(lambda: [self.engine.grammars.compile(one) for one in grammars])
-        self._held.append((message, compiling))
+        self._grammars.add(message, list(grammars))
 
     def _limit(self, message: Submit) -> Refused | None:
         """Why these samples cannot be open beside the others, if so. Only this process sees those of all front-ends."""
-        more = sum(len(job.ids) for job in message.jobs)
-        if message.max_open is not None and self._open() + more > message.max_open:
+        more, most = sum(len(job.ids) for job in message.jobs), message.max_open
+        own = self._own(message.tenant)
+        if most is not None and self._open() + more > most and (own or more > most):
             return Refused(message.group, "too many samples are open", "max_open", self._open())
-        if message.max_own is not None:
-            [tenant] = {job.tenant for job in message.jobs}
-            own = sum(request.tenant == tenant for request in self.engine.queue)
-            own += sum(len(job.ids) for held, _ in self._held for job in held.jobs if job.tenant == tenant)
-            if own + more > message.max_own:
-                return Refused(message.group, "too many samples of this key are open", "max_own", message.max_own)
+        if message.max_own is not None and own + more > message.max_own:
+            return Refused(message.group, "too many samples of this key are open", "max_own", message.max_own)
         if message.rids and self._taken(message):
             return Refused(message.group, "a rid is in use", "rid")
         return None
@@ -223,7 +217,9 @@ class Loop:
     def _taken(self, message: Submit) -> bool:
         """Whether an open request of the same tenant has one of its names; otherwise they are its own from now on."""
         names = {(job.tenant, rid) for job in message.jobs for rid in message.rids}
-        open_groups = {group_of(request.id) for request in self.engine.queue} | {held.group for held, _ in self._held}
+        open_groups = {group_of(request.id) for request in self.engine.queue} | {
+            held.group for held in self._grammars.waiting
+        }
         self._rids = {group: names for group, names in self._rids.items() if group in open_groups}
         if any(not names.isdisjoint(others) for others in self._rids.values()):
             return True
@@ -231,8 +227,13 @@ class Loop:
         return False
 
     def _open(self) -> int:
-        """Number of samples that run or wait, or whose grammar is being compiled."""
-        return len(self.engine.queue) + sum(len(job.ids) for held, _ in self._held for job in held.jobs)
+        """Number of samples that run or wait, also those that wait for a grammar."""
+        return len(self.engine.queue) + sum(len(job.ids) for held in self._grammars.waiting for job in held.jobs)
+
+    def _own(self, tenant: str) -> int:
+        """The tenant's part of `_open`."""
+        held = (len(job.ids) for held in self._grammars.waiting for job in held.jobs if job.tenant == tenant)
+        return sum(request.tenant == tenant for request in self.engine.queue) + sum(held)
 
     def _flush(self, message: Flush) -> None:
         done = not self._open()
@@ -244,14 +245,16 @@ class Loop:
         """Abort everything of a front-end that has ended."""
         self._outlets.detach(frontend)
         ids = [request.id for request in self.engine.queue if frontend_of(request.id) == frontend]
-        held = [id for message, _ in self._held for job in message.jobs for id in job.ids]
+        held = [id for message in self._grammars.waiting for job in message.jobs for id in job.ids]
         self._abort(ids + [id for id in held if frontend_of(id) == frontend])
 
     def _release(self) -> None:
-        """Queue the submissions whose grammar has been compiled."""
-        for held in [held for held in self._held if held[1].done()]:
-            self._held.remove(held)
-            self._queue(held[0])  # a grammar that failed to compile is refused there, with the same error
+        """Queue the submissions with all grammars compiled."""
+        for message, error in self._grammars.ready():
+            if isinstance(error, ValueError):
+                self._refuse(message.group, [], str(error))
+            else:
+                self._queue(message)  # any other error is raised again there
 
     def _queue(self, message: Submit) -> None:
         """Queue all jobs; if one of them cannot be served, queue none and send the reason."""
@@ -293,10 +296,10 @@ class Loop:
     def _abort(self, ids: list[str]) -> None:
         """Drop requests and send their metrics; ids of requests that have already ended are ignored."""
         ended, gone = [], set(ids)
-        for held in [held for held in self._held if any(gone.intersection(job.ids) for job in held[0].jobs)]:
-            self._held.remove(held)
-            held[1].cancel()  # succeeds only if it has not begun
-            self._answer(Refused(held[0].group, "the request was aborted"))
+        for held in self._grammars.waiting:
+            if any(gone.intersection(job.ids) for job in held.jobs):
+                self._grammars.drop(held)
+                self._answer(Refused(held.group, "the request was aborted"))
         for id in ids:
             request = self.engine.queue.get(id)
             if request is not None and self.engine.abort(id):
@@ -325,7 +328,7 @@ class Loop:
 
     def _report(self) -> Report | None:
         """A report every REPORT_S while there is work, and one when the engine becomes idle."""
-        now, idle = time.monotonic(), not self.engine.busy and not self._held
+        now, idle = time.monotonic(), not self.engine.busy and not self._grammars.waiting
         if (idle and self._settled) or (not idle and now - self._reported < REPORT_S):
             return None
         self._reported, self._settled = now, idle
@@ -343,6 +346,7 @@ class Loop:
         now = time.monotonic()
         if now - self._tidied > TIDY_S:
             self._tidied = now
+            self._grammars.free_ended()
             give_back_memory()
 
 
