@@ -2,7 +2,7 @@
 
 Uvicorn's parser and its callbacks are unchanged. The callbacks here also record how much of a request has arrived;
 `look`, called twice a second, closes a connection that takes too long (limits.py). A request's state has the connection
-as `wire`, so that a stream can write to it (replies.EventStream).
+as `wire`, so that a stream can write to it (replies.EventStream), and `admit`, to be called with its tenant.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stridelm.server.callers import network_of
 from stridelm.server.errors import ApiError, bad_request, busy, head_too_large, slow_request
 from stridelm.server.limits import Guard
 from stridelm.server.replies import to_json
@@ -35,9 +36,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = Wire(transport)
+        self.tenant = "" if self.client is None else network_of(self.client[0])
+        self._known = False
+        """Whether its first request has told the tenant."""
         self._in_body = False
         self._head_bytes = 0
-        self._head_since: float | None = time.monotonic()
+        self.opened = time.monotonic()
+        self._head_since: float | None = self.opened
         """When the first byte of a head arrived, or, on a new connection, when it opened. None for a connection that
         may be idle."""
         self._body_since = self._last_data = 0.0
@@ -46,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_error: ApiError | None = None
         """What is wrong with a head, if a callback of the parser found it."""
         if self.guard.has_room(len(self.connections) - 1):
-            self.guard.waiting[self] = None
+            self.guard.wait(self)
         else:
             self.connections.discard(self)
             self.transport.write(_raw(busy()))
@@ -93,7 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fault(bad_request("too many requests at once on one connection; wait for answers"))
         super().on_headers_complete()
-        self.cycle.scope["state"]["wire"] = self.transport
+        self.cycle.scope["state"] |= {"wire": self.transport, "admit": self._admit}
         self._in_body = self.transport.unread = True
         self._body_since = time.monotonic()
 
@@ -107,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body = self.transport.unread = False
         self._head_bytes, self._head_since = 0, None
-        self.guard.waiting.pop(self, None)
+        self.guard.unwait(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -116,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._in_body:  # the rest is not needed
                 self.transport.close()
             elif not self.transport.is_closing():
-                self.guard.waiting[self] = None
+                self.guard.wait(self)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._head_error or bad_request("this is not a valid HTTP request"))
@@ -129,10 +134,10 @@ class BoundedProtocol(HttpToolsProtocol):
     # What the guard calls (limits.Holder)
 
     @property
-    def buffered(self) -> int:
+    def buffered(self) -> tuple[int, int]:
         """Bytes held for it: of its request, and of answers that the client has not read."""
         generation = None if self.cycle is None else self.cycle.scope["state"].get("generation")
-        return self._body_bytes + self.transport.waiting + (0 if generation is None else generation.held)
+        return self._body_bytes, self.transport.waiting + (0 if generation is None else generation.held)
 
     def look(self, now: float) -> None:
         """Close it if it has timed out."""
@@ -155,6 +160,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget()
         self.connections.discard(self)
         self.transport.abort()
+
+    def _admit(self, tenant: str) -> bool:
+        """Note whose request has arrived. Returns whether the connection may stay."""
+        waited = self.guard.unwait(self)
+        self.tenant = tenant
+        if waited:
+            self.guard.wait(self)
+        known, self._known = self._known, True
+        return known or self.guard.admits(self, self.connections)  # type: ignore[arg-type]
 
     @property
     def _busy(self) -> bool:
@@ -185,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _forget(self) -> None:
         self._release()
-        self.guard.waiting.pop(self, None)
+        self.guard.unwait(self)
 
 
 def protocol_for(guard: Guard, lost: Callable[[], None] = lambda: None) -> type[BoundedProtocol]:
