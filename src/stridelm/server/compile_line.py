@@ -75,7 +75,6 @@ class CompileLine:
         ready = [one for one in self._waiting if not one.missing or one.error]
         for one in ready:
             self._waiting.remove(one)
-            self._leave(one)
             self._holding.append(one)
         return [(one.message, one.error) for one in ready]
 
@@ -107,6 +106,8 @@ class CompileLine:
                 f"structured_outputs: the grammars of this request take more than {HELD_BYTES >> 20} MiB when "
                 "compiled; send fewer of them at once, or make them simpler"
             )
+        if one.error is not None:
+            self._leave(one)
 
     def _begin(self) -> None:
         """Compile the next, if the thread is free."""
