@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from attacks.content_attacks import departed_texts, post
-from stridelm.params import StructuredOutputs
 from support.doubles.server import Served, until, working
 
 

@@ -25,8 +25,8 @@ def llm(speaking: Path) -> LLM:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_outputs_satisfy_what_was_asked(llm: LLM, part: int) -> None:
-    """Random weights at temperature 1, random schemas and expressions out of those that are accepted, every drafter that
-    can run: no finished output is wrong, and most are finished."""
+    """Random weights at temperature 1, random schemas and expressions out of those that are accepted, every drafter
+    that can run: no finished output is wrong, and most are finished."""
     draw = Random(part)
     able = [name for name in DRAFTERS if DRAFTERS.get(name).why_not(llm.engine.loaded.target) is None]
     asked: list[tuple[dict[str, Any], SamplingParams]] = []

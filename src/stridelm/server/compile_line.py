@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stridelm.engine.grammars import SharedGrammars
+from stridelm.grammar.cache import GrammarCache
+from stridelm.grammar.compiler import Grammars
 from stridelm.params import StructuredOutputs
-from stridelm.sample.grammar_cache import GrammarCache
 from stridelm.server.fair_line import FairLine
 from stridelm.server.messages import Submit
 
@@ -37,7 +37,7 @@ class CompileLine:
 
     def __init__(
         self,
-        grammars: Callable[[], SharedGrammars],
+        grammars: Callable[[], Grammars],
         cache: GrammarCache[StructuredOutputs],
         is_open: Callable[[str], bool],
     ) -> None:

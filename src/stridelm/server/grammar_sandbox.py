@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
+from stridelm.grammar.cache import GrammarCache
 from stridelm.params import StructuredOutputs
-from stridelm.sample.grammar_cache import GrammarCache
 from stridelm.server.errors import bad_request
 from stridelm.server.workers.grammars import Opening
 from stridelm.server.workers.pool import Died, Pool, TimedLane, TookTooLong

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from stridelm.builtin import builtin_path
-from stridelm.engine.grammars import SharedGrammars
+from stridelm.grammar.cache import GrammarCache
+from stridelm.grammar.compiler import Grammars
 from stridelm.params import StructuredOutputs
-from stridelm.sample.grammar_cache import GrammarCache
 from stridelm.server import compile_line
 from stridelm.server.compile_line import CompileLine
 from stridelm.server.messages import Job, Submit
@@ -38,10 +38,10 @@ class Stand:
         self.open: set[str] = set()
         self.log: list[str] = []
         self.cache: GrammarCache[StructuredOutputs] = GrammarCache(cache_bytes)
-        self.grammars = SharedGrammars(tokenizer(), len(tokenizer().hf), tokenizer().eos_ids, self.cache)
+        self.grammars = Grammars(tokenizer(), len(tokenizer().hf), tokenizer().eos_ids, self.cache)
         self.line = CompileLine(self._made, self.cache, self.open.__contains__)
 
-    def _made(self) -> SharedGrammars:
+    def _made(self) -> Grammars:
         self.log.append("begun")
         return self.grammars
 
