@@ -1,10 +1,14 @@
-"""One request blocks the event loop that all others share for no more than a slice of work."""
+"""A request, or what arrives on a few connections, blocks the event loop that all others share for no more than a slice
+of work."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from attacks.content_attacks import body_of, post
+from attacks.raw import Address, address_of, connect, head, rest, send, status
 from support.checks.lag import watched
 from support.doubles.server import Served, settle
 
@@ -50,6 +54,49 @@ def test_the_loop_is_not_blocked(stormed: Served, name: str) -> None:
         measured.append((lag.worst_s, float(report.read_text(encoding="utf-8"))))
         settle(stormed)
     assert not _blocked(measured), measured
+
+
+FRAMINGS = {
+    "tiny chunks": b"1\r\n \r\n" * 300_000,
+    "small chunks": b"4\r\n    \r\n" * 200_000,
+    "long extensions": b"1;" + b"e" * 2_000_000 + b"\r\n \r\n",
+    "many extensions": b"8;e=1;f=2\r\n        \r\n" * 100_000,
+    "a long trailer": b"0\r\nx: " + b"y" * 2_000_000,
+    "many trailers": b"0\r\n" + b"x: y\r\n" * 300_000,
+}
+"""Bodies in chunked coding of which most bytes are not payload."""
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_chunks_do_not_block_the_loop(stormed: Served, name: str) -> None:
+    """Eight connections whose bodies are mostly framing are refused with 400 or 431, and take turns until then."""
+    report, address = stormed.log.with_name("loop"), address_of(stormed.url)
+    turns: list[float] = []
+    while not turns or (min(turns) >= TURN_S and len(turns) < TRIES):
+        report.unlink(missing_ok=True)
+        with watched(stormed.url), ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: _chunked(address, FRAMINGS[name]), range(8)))
+        assert {status(answer) for answer in answers} <= {400, 431}, answers
+        turns.append(float(report.read_text(encoding="utf-8")))
+    assert min(turns) < TURN_S, turns
+
+
+def _chunked(address: Address, body: bytes) -> bytes | None:
+    with connect(address) as connection:
+        connection.sendall(
+            head(address, None, "POST /v1/completions", "transfer-encoding: chunked", "connection: close")
+        )
+        send(connection, body)
+        return rest(connection, 60)
+
+
+def test_honest_chunks_are_served(stormed: Served) -> None:
+    """A body in chunks of any size above four bytes is read as if it had been sent whole."""
+    address, body = address_of(stormed.url), b'{"prompt": "%s", "max_tokens": 1}' % (b" " * 200_000)
+    chunks = b"".join(b"5\r\n%s\r\n" % body[i : i + 5] for i in range(0, len(body) // 5 * 5, 5))
+    last = body[len(body) // 5 * 5 :]
+    answer = _chunked(address, chunks + b"%x\r\n%s\r\n0\r\n\r\n" % (len(last), last))
+    assert status(answer) == 400 and b"max_model_len" in (answer or b""), answer
 
 
 def _blocked(measured: list[tuple[float, float]]) -> bool:

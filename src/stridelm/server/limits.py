@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stridelm.server.config import ServerConfig
+from stridelm.server.feeding import Feeder
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Guard:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.feeder = Feeder()
         self._waiting: dict[str, dict[Holder, None]] = {}
         """Tenant -> its connections without a complete request, longest-waiting first."""
         self.bodies = 0

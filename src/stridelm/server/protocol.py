@@ -1,8 +1,9 @@
 """Uvicorn's HTTP/1.1 protocol with limits: on heads, on bodies, on time, on what a connection may hold.
 
-Uvicorn's parser and its callbacks are unchanged. The callbacks here also record how much of a request has arrived;
-`look`, called twice a second, closes a connection that takes too long (limits.py). A request's state has the connection
-as `wire`, so that a stream can write to it (replies.EventStream), and `admit`, to be called with its tenant.
+Uvicorn's parser and its callbacks are unchanged. The parser gets what was received in pieces, in turns with those of
+other connections (feeding.py). The callbacks here also record how much of a request has arrived; `look`, called twice a
+second, closes a connection that takes too long (limits.py). A request's state has the connection as `wire`, so that a
+stream can write to it (replies.EventStream), and `admit`, to be called with its tenant.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stridelm.server.callers import network_of
 from stridelm.server.errors import ApiError, bad_request, busy, head_too_large, slow_request
+from stridelm.server.feeding import PIECE
 from stridelm.server.limits import Guard
 from stridelm.server.replies import to_json
 from stridelm.server.wire import Wire
 
 MAX_HEADERS = 256
 MAX_PIPELINED = 16
+MAX_FRAMING = 16 << 10
+"""Bytes that a body's framing (sizes, extensions and ends of chunks, trailers) may have beyond those of its payload."""
 VERSIONS = ("1.1", "1.0")
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Busy"}
 
@@ -39,6 +44,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.tenant = "" if self.client is None else network_of(self.client[0])
         self._known = False
         """Whether its first request has told the tenant."""
+        self.flow = FlowControl(self.transport)
+        self._received = bytearray()
+        """What the parser has not got yet."""
         self._in_body = False
         self._head_bytes = 0
         self.opened = time.monotonic()
@@ -48,6 +56,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_since = self._last_data = 0.0
         self._body_bytes = 0
         """Bytes of the request's body, held until it is answered."""
+        self._framing = 0
+        """Bytes of the body so far, less twice its payload."""
         self._head_error: ApiError | None = None
         """What is wrong with a head, if a callback of the parser found it."""
         if self.guard.has_room(len(self.connections) - 1):
@@ -65,13 +75,36 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return  # data is received only so that the client can still read the answer, and dropped
-        self._last_data = now = time.monotonic()
-        if not self._in_body:
-            self._head_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._last_data = time.monotonic()
+        if not self._received:
+            self.guard.feeder.add(self)
+        self._received += data
+        self.transport.hold_reading(len(self._received) > PIECE)
+
+    def feed(self) -> bool:
+        """Parse a piece of what was received. Whether more is left."""
+        if self.transport.is_closing():
+            return False
+        piece = bytes(self._received[:PIECE])
+        del self._received[:PIECE]
+        self.transport.hold_reading(len(self._received) > PIECE)
+        self._parse(piece)
+        return bool(self._received)
+
+    def _parse(self, piece: bytes) -> None:
+        if self._in_body:
+            self._framing += len(piece)
+        else:
+            self._head_bytes += len(piece)
             if self._head_since is None:
-                self._head_since = now
-        super().data_received(data)
-        if not self._in_body and self._head_bytes > self.guard.limits.head_bytes and not self.transport.is_closing():
+                self._head_since = self._last_data
+        super().data_received(piece)
+        if self.transport.is_closing():
+            return
+        if self._in_body and self._framing > MAX_FRAMING:
+            self._refuse(bad_request("most of the body is framing of its chunks; send larger chunks"))
+        elif not self._in_body and self._head_bytes > self.guard.limits.head_bytes:
             self._refuse(head_too_large(self.guard.limits.head_bytes))
 
     def pause_writing(self) -> None:
@@ -100,9 +133,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.scope["state"] |= {"wire": self.transport, "admit": self._admit}
         self._in_body = self.transport.unread = True
+        self._framing = 0
         self._body_since = time.monotonic()
 
     def on_body(self, body: bytes) -> None:
+        self._framing -= 2 * len(body)
         super().on_body(body)
         if not self.cycle.response_complete:
             self._body_bytes += len(body)
@@ -128,6 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Answer as if no upgrade had been requested, then close: what follows may not be HTTP."""
+        self._received.clear()
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -137,7 +173,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def buffered(self) -> tuple[int, int]:
         """Bytes held for it: of its request, and of answers that the client has not read."""
         generation = None if self.cycle is None else self.cycle.scope["state"].get("generation")
-        return self._body_bytes, self.transport.waiting + (0 if generation is None else generation.held)
+        held = 0 if generation is None else generation.held
+        return len(self._received) + self._body_bytes, self.transport.waiting + held
 
     def look(self, now: float) -> None:
         """Close it if it has timed out."""
@@ -148,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if wire.lingers_until is not None and now > wire.lingers_until and not wire.waiting:
                 self.hang_up()
         elif self._in_body:
-            if self.flow.read_paused:  # the server is not reading: the delay is not the client's
+            if self.flow.read_paused or self._received:  # the server is not reading: the delay is not the client's
                 self._last_data = self._body_since = now
             if now - self._body_since > limits.body_s or now - self._last_data > limits.body_idle_s:
                 self._refuse(slow_request("body", limits.body_s, limits.body_idle_s))
@@ -198,6 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
 
     def _forget(self) -> None:
+        self._received.clear()
         self._release()
         self.guard.unwait(self)
 

@@ -28,6 +28,8 @@ class Wire(asyncio.Transport):
         self.on_writable: Callable[[], None] = nothing
         """Called when the client has read enough for `writable` to hold again."""
         self._paused = False
+        self._flow_paused = self._held = False
+        """Whether reading is paused by uvicorn's flow control, and because received bytes wait for the parser."""
         self._written = 0
         self._left_at_mark = 0
         self._marked = time.monotonic()
@@ -84,10 +86,26 @@ class Wire(asyncio.Transport):
         return self.lingers_until is not None or self.inner.is_closing()
 
     def pause_reading(self) -> None:
-        self.inner.pause_reading()
+        self._flow_paused = True
+        self._read_or_not()
 
     def resume_reading(self) -> None:
-        self.inner.resume_reading()
+        self._flow_paused = False
+        self._read_or_not()
+
+    def hold_reading(self, held: bool) -> None:
+        """Pause reading, beside flow control, or end that pause."""
+        if held is not self._held:
+            self._held = held
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self.is_closing():
+            return  # what is received is dropped
+        if self._flow_paused or self._held:
+            self.inner.pause_reading()
+        else:
+            self.inner.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.inner.get_extra_info(name, default)
