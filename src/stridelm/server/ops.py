@@ -25,6 +25,6 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    """Metrics for Prometheus."""
+    """Metrics for Prometheus, shared by all who ask while others are rendered."""
     service: Service = request.app.state.service
-    return Response(await service.peers.metrics(), media_type=CONTENT_TYPE)
+    return Response(await service.rendered.get(), media_type=CONTENT_TYPE)

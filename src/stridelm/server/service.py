@@ -30,6 +30,7 @@ from stridelm.server.longest import longest_token_bytes
 from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.prompts import Asked, PromptReader
+from stridelm.server.shared import Shared
 from stridelm.server.turns import Turns
 from stridelm.server.workers.pool import Died, Pool, TimedLane, TookTooLong
 from stridelm.server.workers.wire import Opening, Read, decoded
@@ -127,6 +128,8 @@ class Service:
         self.metrics = metrics
         self._link: EngineLink | None = None
         self.peers: Peers = Alone(self.metrics)
+        self.rendered = Shared(lambda: self.peers.metrics())
+        """/metrics, which needs no key and takes milliseconds."""
         self.draining = False
         self._sandbox: GrammarSandbox | None = None
         self._getting_ready: asyncio.Task[None] | None = None

@@ -12,6 +12,7 @@ from contextlib import suppress
 from stridelm.server.frontends.fleet import Fleet, Member
 from stridelm.server.frontends.messages import SnapshotTaken, SnapshotWanted, encode, snapshot_of
 from stridelm.server.metrics import Metrics
+from stridelm.server.shared import Shared
 
 ANSWER_S = 0.5
 """How long a front-end may take to answer."""
@@ -23,8 +24,7 @@ class Totals:
     def __init__(self, own: Metrics, fleet: Fleet) -> None:
         self._own, self._fleet = own, fleet
         self._number = 0
-        self._one_at_a_time = asyncio.Lock()
-        self._next: asyncio.Task[list[bytes]] | None = None
+        self._collected = Shared(self._collect)
 
     def take(self, member: Member, message: SnapshotTaken) -> None:
         member.snapshot = message.snapshot
@@ -37,23 +37,18 @@ class Totals:
             member.snapshot = None
 
     async def snapshots(self) -> list[bytes]:
-        """Encoded snapshots whose sum is everything, taken after the call. All who ask while one collection runs share
-        the next."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._collect())
-        return await asyncio.shield(self._next)
+        """Encoded snapshots whose sum is everything, taken after the call."""
+        return await self._collected.get()
 
     async def _collect(self) -> list[bytes]:
-        async with self._one_at_a_time:
-            self._next = None
-            self._number += 1
-            number, asked = self._number, self._fleet.serving
-            self._fleet.tell(SnapshotWanted(number))
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(
-                    self._fleet.until(lambda: all(one.ended or one.snapshot_number >= number for one in asked)),
-                    ANSWER_S,
-                )
-            return [encode(self._own.snapshot())] + [
-                member.snapshot for member in self._fleet.members if member.snapshot is not None
-            ]
+        self._number += 1
+        number, asked = self._number, self._fleet.serving
+        self._fleet.tell(SnapshotWanted(number))
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(
+                self._fleet.until(lambda: all(one.ended or one.snapshot_number >= number for one in asked)),
+                ANSWER_S,
+            )
+        return [encode(self._own.snapshot())] + [
+            member.snapshot for member in self._fleet.members if member.snapshot is not None
+        ]
