@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stridelm.config import EngineConfig
+from stridelm.server.draft_limits import DraftLimits
 from stridelm.values import check_flag, option, settle_number
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,12 @@ class ServerConfig:
         "maximum samples that a client's key may have open; none for half of max_queue if there are several keys",
     )
     min_priority: int = option(0, "most urgent priority that a client's key may request: smaller numbers go first")
+    max_depth: int = option(
+        8, "deepest draft that a request may ask for, if the server's own is not deeper; a deeper one gets 400"
+    )
+    max_draft_rows: int = option(
+        16, "most rows of a draft (a tree's nodes, and probes) that a request may ask for, likewise"
+    )
     max_body_mib: float = option(16.0, "largest body of a request; a larger one gets 413")
     max_connections: int = option(
         4096,
@@ -107,6 +114,8 @@ class ServerConfig:
         settle_number(self, "max_queue", 1, 2**31 - 1, whole=True)
         settle_number(self, "max_queue_per_key", 1, 2**31 - 1, whole=True, optional=True)
         settle_number(self, "min_priority", -(2**31), 2**31 - 1, whole=True)
+        settle_number(self, "max_depth", 0, 64, whole=True)
+        settle_number(self, "max_draft_rows", 0, 64, whole=True)
         settle_number(self, "max_body_mib", 0.0, 1024.0, open_low=True)
         settle_number(self, "request_timeout", 0.0, 1e6, open_low=True, optional=True)
         settle_number(self, "max_prompt_scores", 1, 2**31 - 1, whole=True)
@@ -156,6 +165,10 @@ class ServerConfig:
         """The model's names in requests; answers have the first."""
         own = "built-in" if model is None else Path(model).resolve().name
         return tuple(self.served_model_name or (own,))
+
+    @property
+    def draft_limits(self) -> DraftLimits:
+        return DraftLimits(self.max_depth, self.max_draft_rows)
 
     @property
     def places_per_key(self) -> int:

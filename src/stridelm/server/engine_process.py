@@ -26,6 +26,7 @@ from stridelm.heap import freeze_heap
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
 from stridelm.server.compile_line import CompileLine
+from stridelm.server.draft_limits import DraftLimits
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
@@ -82,16 +83,16 @@ def main() -> None:
     receiver.bind(orders.inbox)
     outlets = Outlets(context, orders.outbox)
     try:
-        loop = _load(EngineConfig(**orders.config), receiver, outlets, orders.parent)
+        loop = _load(orders, receiver, outlets)
         if loop is not None:
             loop.run()
     finally:
         context.destroy(linger=1000)
 
 
-def _load(config: EngineConfig, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> Loop | None:
+def _load(orders: Orders, receiver: zmq.Socket[bytes], outlets: Outlets) -> Loop | None:
     try:
-        engine = start(config)
+        engine = start(EngineConfig(**orders.config))
     except Exception as error:
         if not isinstance(error, ValueError):
             logger.exception("the engine could not be loaded")
@@ -99,7 +100,7 @@ def _load(config: EngineConfig, receiver: zmq.Socket[bytes], outlets: Outlets, p
         return None
     freeze_heap()
     outlets.send("", _facts(engine))
-    return Loop(engine, receiver, outlets, parent)
+    return Loop(engine, receiver, outlets, orders.parent, orders.limits)
 
 
 def _facts(engine: Engine) -> Ready:
@@ -128,8 +129,16 @@ def _facts(engine: Engine) -> Ready:
 
 
 class Loop:
-    def __init__(self, engine: Engine, receiver: zmq.Socket[bytes], outlets: Outlets, parent: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        receiver: zmq.Socket[bytes],
+        outlets: Outlets,
+        parent: int,
+        limits: DraftLimits | None = None,
+    ) -> None:
         self.engine = engine
+        self._limits = limits
         self._receiver = receiver
         self._outlets = outlets
         self._parent = parent
@@ -282,6 +291,8 @@ class Loop:
     def _add(self, job: Job) -> Iterator[Request]:
         """Each sample of a prompt, once it is queued."""
         prompt_ids, params = unpacked(job.prompt_ids).tolist(), SamplingParams(**job.params)
+        if self._limits is not None:
+            self._limits.check(self.engine.intake, params)
         for index, id in enumerate(job.ids):
             yield self.engine.add(
                 id,

@@ -15,6 +15,7 @@ import msgspec
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
 from stridelm.params import SamplingParams, Speculation
+from stridelm.server.draft_limits import DraftLimits
 from stridelm.types import Logprob
 
 # To the engine
@@ -33,6 +34,7 @@ class Orders(msgspec.Struct):
     """Id of the process with which it ends."""
     log_level: int = logging.WARNING
     log_json: bool = False
+    limits: DraftLimits | None = None
 
 
 class Job(msgspec.Struct, array_like=True):

@@ -61,6 +61,7 @@ def supervised(config: ServerConfig, engine: EngineConfig, metrics: Metrics) -> 
         gone=metrics.engine_down,
         restarted=metrics.restarted,
         log_json=config.log_json,
+        limits=config.draft_limits,
     )
 
 

@@ -23,6 +23,7 @@ import zmq
 from stridelm.config import EngineConfig
 from stridelm.options import flat
 from stridelm.server.chunk import Chunk
+from stridelm.server.draft_limits import DraftLimits
 from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import unavailable
 from stridelm.server.generation import Generation
@@ -58,6 +59,7 @@ class Supervisor:
         gone: Callable[[], None],
         restarted: Callable[[], None],
         log_json: bool = False,
+        limits: DraftLimits | None = None,
     ) -> None:
         """Raises ValueError if temporary files have no place where sockets can be."""
         self.config = config
@@ -69,6 +71,7 @@ class Supervisor:
         """The engine's last one; None while there is no engine."""
         self._max_restarts, self._timeout_s = max_restarts, timeout_s
         self._watch, self._heard, self._log_json = watch, heard, log_json
+        self._limits = limits
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
         self.directory = _socket_directory()
@@ -141,6 +144,7 @@ class Supervisor:
             parent=os.getpid(),
             log_level=logging.getLogger().level,
             log_json=self._log_json,
+            limits=self._limits,
         )
         command = (sys.executable, "-m", "stridelm.server.engine_process")
         # In a session of its own, so that Ctrl-C reaches only the HTTP process.

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from stridelm.config import EngineConfig
+from stridelm.options import flat
 from stridelm.server.engine_process import Loop, _load
-from stridelm.server.messages import Failed, Ready
+from stridelm.server.messages import Failed, Orders, Ready
 
 
 class Outlets:
@@ -21,6 +22,10 @@ class Outlets:
 
     def send(self, frontend: str, message: object) -> None:
         self.sent.append((message, gc.get_freeze_count()))
+
+
+def orders(config: EngineConfig) -> Orders:
+    return Orders(flat(config), inbox="", outbox="", parent=0)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +39,7 @@ def test_collections_leave_the_model_alone(checkpoint: Callable[..., Path]) -> N
     """Before the first request is served: a collection over all that was loaded would delay some step by that long."""
     outlets = Outlets()
     config = EngineConfig(model=str(checkpoint("qwen3")), num_pages=8, skip_tokenizer_init=True)
-    loop = _load(config, None, outlets, 0)  # type: ignore[arg-type]
+    loop = _load(orders(config), None, outlets)  # type: ignore[arg-type]
     assert isinstance(loop, Loop)
     [(message, frozen)] = outlets.sent
     assert isinstance(message, Ready) and frozen > 100_000
@@ -43,6 +48,7 @@ def test_collections_leave_the_model_alone(checkpoint: Callable[..., Path]) -> N
 
 def test_an_engine_that_cannot_be_loaded(tmp_path: Path) -> None:
     outlets = Outlets()
-    assert _load(EngineConfig(model=str(tmp_path / "nothing")), None, outlets, 0) is None  # type: ignore[arg-type]
+    config = EngineConfig(model=str(tmp_path / "nothing"))
+    assert _load(orders(config), None, outlets) is None  # type: ignore[arg-type]
     [(message, frozen)] = outlets.sent
     assert isinstance(message, Failed) and message.user_error and not frozen

@@ -99,6 +99,7 @@ class Parent:
             gone=self._on_engine_lost,
             restarted=self._on_engine_restarted,
             log_json=config.log_json,
+            limits=config.draft_limits,
         )
         opening = Opening(
             server=asdict(config),

@@ -121,7 +121,8 @@ class SamplingFields(InertFields):
     """vLLM's older names for the same."""
     response_format: ResponseFormat | None = None
     speculation: dict[str, Any] | str | None = None
-    """Drafter, depth, acceptance and their options; or a drafter's name; or "off"."""
+    """Drafter, depth, acceptance and their options; or a drafter's name; or "off". The server bounds depth and rows
+    (max_depth and max_draft_rows of /server_info)."""
 
     def sampling(self, defaults: GenerationDefaults, **more: Any) -> SamplingParams:
         """The engine's sampling parameters. Raises ApiError for values out of range.

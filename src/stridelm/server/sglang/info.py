@@ -31,7 +31,7 @@ PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "mod
 
 FOR_CLIENTS = (
     *("model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance", "context_length"),
-    *("version", "dp_size", "tp_size", "internal_states"),
+    *("max_depth", "max_draft_rows", "version", "dp_size", "tp_size", "internal_states"),
 )
 """The fields of /server_info that callers other than operators get."""
 
