@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,6 +135,8 @@ class ServerConfig:
             check_flag(name, getattr(self, name))
         for name in ("api_key", "operator_key", "allowed_hosts", "served_model_name"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
+        for name in ("api_key", "operator_key"):
+            _check_keys(name, getattr(self, name) or ())
         if not self.api_key and not self.operator_key:
             if self.protect_metrics:
                 raise ValueError("protect_metrics would have no effect without api_key; give one")
@@ -176,6 +179,16 @@ class ServerConfig:
         keys = len({*(self.api_key or ()), *(self.operator_key or ())})
         shared = max(self.max_queue // 2, 1) if keys > 1 else self.max_queue
         return shared if self.max_queue_per_key is None else self.max_queue_per_key
+
+
+def _check_keys(name: str, keys: Sequence[str]) -> None:
+    """Raise ValueError for a key that no request could send. The error does not show it: it may be logged."""
+    for number, key in enumerate(keys, 1):
+        if not re.fullmatch("[!-~]+", key):
+            raise ValueError(
+                f"{name}: key {number} of {len(keys)} has white space, a control character or one outside ASCII, which "
+                "the header that sends it cannot have; choose letters, digits and punctuation of ASCII"
+            )
 
 
 def _on_gpu(device: str) -> bool:
