@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import psutil
 import pytest
 
 from attacks.raw import address_of, connect, connected, head, request, rest, send, status
-from support.doubles.server import PROMPT, Served, offline, serving, settle, until
+from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle, until
 
 MIB = 1 << 20
 PLACES = 48
@@ -162,6 +164,26 @@ def test_many_requests_at_once(narrow: Served) -> None:
     with connect(address) as connection:
         send(connection, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 6000)
         assert rest(connection, 6) is not None
+    honest(narrow)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_pipelined_requests_whose_client_leaves(narrow: Served, stream: bool, reset: bool) -> None:
+    """The request that is being answered is aborted, those after it never begin, and nothing is logged of it."""
+    address, before, size = address_of(narrow.url), gauges(narrow), narrow.log.stat().st_size
+    body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "stream": stream}
+    with narrow.standing_still():
+        connection = connect(address)
+        connection.sendall(request(address, body) * 4)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.5)  # so that the first, at most, is on its way to the engine
+        connection.close()
+        time.sleep(0.5)
+    after = settle(narrow, 30)
+    assert after["stride_generation_tokens_total"] - before["stride_generation_tokens_total"] < 450
+    assert b"Traceback" not in narrow.log.read_bytes()[size:]
     honest(narrow)
 
 

@@ -15,7 +15,10 @@ ACCESS = logging.getLogger("stridelm.access")
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\\]")
 """What ends a line, moves a terminal's cursor or reverses text; and the backslash, which escapes it."""
 LONGEST = 4000
-RATE_LIMITED = ("asyncio", "uvicorn.error", "stridelm.server.limits", "stridelm.server.frontends.door")
+RATE_LIMITED = (
+    *("asyncio", "uvicorn.error", "stridelm.server.app", "stridelm.server.limits"),
+    "stridelm.server.frontends.door",
+)
 """Loggers that a client, or many, could flood."""
 MINUTE_S = 60.0
 

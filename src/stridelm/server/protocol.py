@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stridelm.server.callers import network_of
 from stridelm.server.errors import ApiError, bad_request, busy, head_too_large, slow_request
@@ -58,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes of the request's body, held until it is answered."""
         self._framing = 0
         """Bytes of the body so far, less twice its payload."""
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered, or was last; `cycle` is the one that arrived last."""
         self._head_error: ApiError | None = None
         """What is wrong with a head, if a callback of the parser found it."""
         if self.guard.has_room(len(self.connections) - 1):
@@ -69,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self._disconnect()
         super().connection_lost(exc)
         type(self).lost()
 
@@ -142,6 +145,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self._body_bytes += len(body)
             self.guard.received(len(body), self.connections)  # type: ignore[arg-type]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -218,12 +225,18 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle, silent = self.cycle, False
         if self._busy:
             silent = cycle.response_started or bool(self.pipeline) or not self._in_body
-            cycle.disconnected = True
-            cycle.message_event.set()
+            self._disconnect()
         if not silent:
             self.transport.write(_raw(error))
             self.transport.unread = True
         self.transport.close()
+
+    def _disconnect(self) -> None:
+        """Let the request that is being answered end: the answer cannot be sent. Uvicorn tells only the one that
+        arrived last, which on a pipelined connection may not have begun."""
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def _fault(self, error: ApiError) -> None:
         """Refuse from inside a callback: the parser turns the exception into a call of send_400_response."""
