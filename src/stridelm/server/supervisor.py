@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import unavailable
 from stridelm.server.generation import Generation
 from stridelm.server.messages import Failed, Orders, Ready, Report, Stop
+from stridelm.server.socket_directory import SocketDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +36,6 @@ BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STOPPING_S = 10.0
 LOOKS = 10
 """Checks for a heartbeat within the time that an engine may be silent."""
-DIRECTORY, IN_IT = "stride-", len("12345678/0123456789abcdef.out")
-"""How the name of a directory for sockets begins, and the characters that come after this in a socket's address."""
 
 
 class EngineFailed(RuntimeError):
@@ -74,7 +71,8 @@ class Supervisor:
         self._limits = limits
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
-        self.directory = _socket_directory()
+        self._sockets = SocketDirectory()
+        self.directory = self._sockets.path
         self._context = zmq.Context()
         self._engine_client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -124,7 +122,7 @@ class Supervisor:
                 await self._process.wait()
         await self._drop_link()
         self._context.destroy(linger=0)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._sockets.remove()
 
     async def _start_process(self) -> Ready:
         """Start the engine; on any exception, clean up everything that was started."""
@@ -277,15 +275,3 @@ class Supervisor:
             engine_client.close()
             self.report = None
             self._gone()
-
-
-def _socket_directory() -> str:
-    """A new one, accessible only to its owner. Raises ValueError if sockets in it would have too long an address."""
-    temporary = tempfile.gettempdir()
-    most = zmq.IPC_PATH_MAX_LEN - len(f"/{DIRECTORY}") - IN_IT
-    if len(os.fsencode(temporary)) > most:
-        raise ValueError(
-            f"the directory for temporary files, {temporary}, is too long for sockets in it to have an address: set "
-            f"TMPDIR to one of at most {most} bytes, such as /tmp"
-        )
-    return tempfile.mkdtemp(prefix=DIRECTORY)
