@@ -4,10 +4,11 @@ There are no phases. Every running request first gets the smallest span worth ru
 (fairness.py), so that a long prompt never stalls the decodes after it; to make room, requests later in the order may be
 preempted. The remaining rows go to known tokens, of running requests and of newcomers, and last to drafts, each again
 in order of service, so that drafting never delays known tokens. If some requests decode, prompts get only as many rows
-as leave the step short enough for them (prompt_rows.py). A newcomer that finds no room replaces a running
-request after it in the order, and only a tenant that has at least two more requests running gives one up. A draft grows
-from the last known token, so it needs all of its request's real rows in the span. The window of an `all_or_nothing`
-request is allocated together with them.
+as leave the step short enough for them (prompt_rows.py). A small prompt is read beside long ones, not after them: a
+tenth of the step's prompt rows goes first to newcomers that fit into it. A newcomer that finds no room replaces a
+running request after it in the order, and only a tenant that has at least two more requests running gives one up. A
+draft grows from the last known token, so it needs all of its request's real rows in the span. The window of an
+`all_or_nothing` request is allocated together with them.
 
 A step that drafts nothing may leave the KV of drafters to a later one (waits.py).
 
@@ -36,6 +37,9 @@ from stridelm.schedule.step_budget import Allocation, StepBudget
 from stridelm.schedule.step_shape import StepShape, shape_of
 from stridelm.schedule.waits import Waits
 from stridelm.types import Follow, PageCounts, Request, StepPlan
+
+SMALL = 10
+"""Newcomers that take up to this part of a step's prompt rows together do not wait for prompts that are being read."""
 
 
 class Planner:
@@ -163,18 +167,23 @@ def _read_all(
 
     All known tokens of a newcomer must fit beside what the requests before it still need; otherwise it would be
     preempted at once, and prefill again and again. One that has the pool to itself is exempt.
+
+    Small prompts at the head of the newcomers go before the rest of earlier prompts of the same priority. These keep
+    all but a part of the rows, so they are not starved.
     """
     admitted: list[Allocation] = []
     refused: ServiceOrder | None = None
     pending = deque(allocations)
     promised = budget.pages.all(0)
+    beside = min(budget.rows, budget.reading) // SMALL
     for allocation in allocations if slots else ():
         promised += budget.promised(allocation)
     for turn, request in newcomers:
         if len(admitted) == slots:
             refused = turn
             break
-        while pending and turns[pending[0].request] < turn:
+        small = request.known <= beside and not (pending and turns[pending[0].request][0] < turn[0])
+        while pending and not small and turns[pending[0].request] < turn:
             earlier = pending.popleft()
             promised -= budget.promised(earlier)
             _read_on(earlier, budget)
@@ -194,6 +203,7 @@ def _read_all(
         _read_on(allocation, budget)
         promised += budget.promised(allocation)
         admitted.append(allocation)
+        beside -= request.known
     for allocation in pending:
         _read_on(allocation, budget)
     return admitted, refused

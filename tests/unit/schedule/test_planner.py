@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stridelm.params import SamplingParams, Speculation
 from stridelm.schedule.limits import Budget
-from stridelm.schedule.planner import Planner
+from stridelm.schedule.planner import SMALL, Planner
 from stridelm.schedule.queue import Queue
 from stridelm.schedule.rows import least_span, smallest_budget
 from stridelm.types import PageCounts, Request, Span, Status, StepPlan
@@ -442,8 +442,10 @@ def check_prompts_leave_time(plan: StepPlan, sim: Simulation) -> None:
     if not any(span.start + least[id(span)] == span.request.known for span in stayed):
         return
     beyond = sum(span.real - least[id(span)] for span in stayed)
+    small = min(sim.scenario.budget.tokens, sim.scenario.prompt_rows) // SMALL
     for request in plan.admitted:
-        assert beyond < sim.scenario.prompt_rows, "a newcomer came although prompts had all their rows"
+        small -= request.known
+        assert beyond < sim.scenario.prompt_rows or small >= 0, "a newcomer came although prompts had all their rows"
         beyond += next(span.real for span in plan.spans if span.request is request)
     last = least[id(plan.spans[-1])] if plan.admitted else 0
     assert beyond <= max(sim.scenario.prompt_rows, sim.scenario.prompt_rows - 1 + last)
@@ -529,7 +531,7 @@ def crowd(seed: int) -> Scenario:
         pages=max(-(-life.longest() // page_size) for life in group) + rng.randrange(6),
         shortages=[rng.randrange(8) for _ in range(rng.randrange(30))],
         luck=seed,
-        prompt_rows=rng.choice([math.inf, rng.randint(1, 8)]),
+        prompt_rows=rng.choice([math.inf, rng.randint(1, 8), rng.randint(10, 40)]),
     )
 
 

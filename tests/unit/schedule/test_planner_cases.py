@@ -125,6 +125,44 @@ def test_a_long_prompt_does_not_stop_the_decodes_behind_it() -> None:
     assert shape(planner.plan(queue, pages)) == [("long", 14, 0, False), ("b", 1, 0, True), ("c", 1, 0, True)]
 
 
+def test_a_small_prompt_is_read_beside_long_ones() -> None:
+    """Newcomers that take a tenth of the prompt rows together are read at once; the earlier prompts get the rest."""
+    planner, queue, pages = setup(1000, free=10_000)
+    for n in range(2):
+        start(queue, pages, request(f"long{n}", 3000, n, tenant="a"), computed=0)
+    queue.add(request("small", 60, 2, tenant="b"))
+    queue.add(request("too", 50, 3, tenant="c"))
+    plan = planner.plan(queue, pages)
+    assert shape(plan) == [("long0", 939, 0, False), ("long1", 1, 0, False), ("small", 60, 0, True)]
+
+
+def test_a_small_prompt_waits_for_longer_newcomers_before_it() -> None:
+    """No newcomer is overtaken by another."""
+    planner, queue, pages = setup(1000)
+    start(queue, pages, request("long", 3000, 0), computed=0)
+    queue.add(request("next", 3000, 1))
+    queue.add(request("small", 60, 2))
+    assert shape(planner.plan(queue, pages)) == [("long", 1000, 0, False)]
+
+
+@pytest.mark.parametrize(("priority", "read"), [(-1, True), (0, True), (1, False)])
+def test_a_small_prompt_does_not_go_before_more_urgent_ones(priority: int, read: bool) -> None:
+    planner, queue, pages = setup(1000)
+    start(queue, pages, request("long", 3000, 0), computed=0)
+    queue.add(request("small", 60, 1, priority=priority))
+    assert [admitted.id for admitted in planner.plan(queue, pages).admitted] == (["small"] if read else [])
+
+
+def test_long_prompts_are_not_starved_by_small_ones() -> None:
+    """However many small prompts come, a long one keeps nine tenths of the rows."""
+    planner, queue, pages = setup(1000, 64, free=10_000)
+    start(queue, pages, request("long", 9000, 0), computed=0)
+    for n in range(50):
+        queue.add(request(f"small{n}", 7, n + 1, tenant=str(n)))
+    plan = planner.plan(queue, pages)
+    assert shape(plan)[0] == ("long", 1000 - 14 * 7, 0, False) and len(plan.admitted) == 14
+
+
 def test_the_draft_shrinks_to_the_deepest_depth_that_rows_allow() -> None:
     """Only the listed depths are used: with 5 rows left, a draft of 6 rows falls back to the depth with 2."""
     planner, queue, pages = setup(6)
