@@ -31,6 +31,7 @@ from stridelm.server.messages import Ready, Report
 from stridelm.server.metrics import Metrics
 from stridelm.server.prompts import Asked, PromptReader
 from stridelm.server.shared import Shared
+from stridelm.server.side_thread import on_side_thread
 from stridelm.server.turns import Turns
 from stridelm.server.workers.pool import Died, Pool, TimedLane, TookTooLong
 from stridelm.server.workers.wire import Opening, Read, decoded
@@ -226,7 +227,7 @@ class Service:
         """Run `work` on a thread, at most THREADS at a time. Its argument tells whether the result is still wanted."""
         await self._threads.enter(caller.tenant)
         left = threading.Event()
-        working = asyncio.ensure_future(asyncio.to_thread(work, lambda: not left.is_set()))
+        working = asyncio.ensure_future(on_side_thread(lambda: work(lambda: not left.is_set())))
 
         def done(_: asyncio.Future[T]) -> None:
             self._threads.exit(caller.tenant)
