@@ -258,6 +258,7 @@ class Logprob:
     """One entry of a position's log-probabilities, in vLLM's shape.
 
     `rank` counts from 1; None for a token that is neither the position's own nor among the requested most likely ones.
+    `decoded_token` is the token's own text, special or not, or `bytes:\\xe6\\x97` if it is only a part of a character.
     """
 
     logprob: float

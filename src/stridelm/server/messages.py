@@ -16,6 +16,7 @@ from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
 from stridelm.params import SamplingParams, Speculation
 from stridelm.server.draft_limits import DraftLimits
+from stridelm.text.spans import Span
 from stridelm.types import Logprob
 
 # To the engine
@@ -178,7 +179,9 @@ class Score(msgspec.Struct, array_like=True):
     logprob: float
     rank: int | None
     text: str | None = None
-    """Filled in by the HTTP process."""
+    """The token's name. This and what follows is filled in by the HTTP process."""
+    span: Span | None = None
+    """The token's part of the text, if the text has this token at this position."""
 
 
 Scores = list[Score]
@@ -193,6 +196,13 @@ def top_scores(entry: Scores, top: int) -> Scores:
     """The `top` most likely tokens of a position, in order of rank."""
     ranked = [(one.rank, one) for one in entry if one.rank is not None and one.rank <= top]
     return [one for _, one in sorted(ranked, key=itemgetter(0))][:top]
+
+
+def span_of(entry: Scores) -> Span:
+    """The position's own token's part of the text."""
+    span = entry[0].span
+    assert span is not None, "the text was not made here"
+    return span
 
 
 class Finish(msgspec.Struct, array_like=True):

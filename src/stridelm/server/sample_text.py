@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from stridelm.server.chunk import Chunk
 from stridelm.server.errors import request_failed
 from stridelm.server.messages import Delta, Finish, Score, Scores, unnamed_scores
 from stridelm.text.output import OutputText
+from stridelm.text.spans import Span
 from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,12 @@ class SampleText:
     hidden_size: int
     end: _End | None = None
     _output: OutputText = field(init=False)
+    _unplaced: deque[Scores] = field(default_factory=deque)
+    """Log-probabilities of tokens whose part of the text may still change."""
 
     def __post_init__(self) -> None:
-        self._output = OutputText(self.tokenizer, self.prompt_ids, self.params)
+        scored = self.params.logprobs is not None
+        self._output = OutputText(self.tokenizer, self.prompt_ids, self.params, places=scored)
 
     @property
     def stopped_at(self) -> tuple[int, str] | None:
@@ -58,9 +63,17 @@ class SampleText:
             self.end = _End("stop", self._output.stop)
             self._cut(chunk, delta.own_first)
             chunk.finish = self._finish(delta.finish)
-        for entry in chunk.logprobs or ():
-            _name(entry, self.tokenizer)
+        if chunk.logprobs is not None:
+            self._unplaced += chunk.logprobs
+            chunk.logprobs = [self._placed(span) for span in self._output.take_spans()]
         return chunk
+
+    def _placed(self, span: Span) -> Scores:
+        """The next log-probabilities, with names, and with the span of the token that the text has."""
+        entry = self._unplaced.popleft()
+        _name(entry, self.tokenizer)
+        entry[0].span = span
+        return entry
 
     def fail(self, error: Exception) -> str:
         """End it because of an error of its own. Returns what is said about it."""

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stridelm.text.tokenizer import Tokenizer
+from stridelm.text.tokenizer import REPLACEMENT, Tokenizer
 
-REPLACEMENT = "\ufffd"
 WINDOW = 8
 """Tokens of context left by a cut: enough for any decoder's look-behind and for the bytes of the longest character."""
 LONGEST_WINDOW = 24

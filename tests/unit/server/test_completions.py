@@ -11,6 +11,7 @@ from stridelm import SamplingParams
 from stridelm.builtin import builtin_path
 from stridelm.server.messages import Score
 from stridelm.server.openai.completions import legacy_logprobs
+from stridelm.text.spans import Span
 from stridelm.text.tokenizer import Tokenizer
 from support.doubles.server import PROMPT, Served, llm, offline
 
@@ -133,10 +134,10 @@ def test_echo_scores_the_prompt(served: Served) -> None:
 
 
 def test_likeliest_of_tokens_that_look_alike() -> None:
-    """Parts of characters have one text; the most likely token's number stands by it, whichever token was said."""
-    entry = [Score(7, -3.0, 2, "\ufffd"), Score(9, -0.1, 1, "\ufffd")]
-    found = legacy_logprobs([entry], 1, 0)
-    assert (found["token_logprobs"], found["top_logprobs"]) == ([-3.0], [{"\ufffd": -0.1}])
+    """Where two tokens have one text, the most likely token's number stands by it, whichever token was said."""
+    entry = [Score(7, -3.0, 2, "A", Span(0, b"A")), Score(9, -0.1, 1, "A")]
+    found = legacy_logprobs([entry], 1)
+    assert (found["token_logprobs"], found["top_logprobs"]) == ([-3.0], [{"A": -0.1}])
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,19 @@ def wordpiece() -> Tokenizer:
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=wordpiece_rust(), unk_token="[UNK]"))
 
 
+@pytest.fixture(scope="session")
+def unstripped() -> Tokenizer:
+    """Gemma's form: byte fallback, and the space at the start of a text stays."""
+    rust = fallback_rust()
+    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="</s>", unk_token="<unk>"))
+
+
+@pytest.fixture(scope="session", params=["byte_level", "fallback", "unstripped", "wordpiece"])
+def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="session", params=["byte_level", "fallback"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return request.getfixturevalue(request.param)

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stridelm.text.detokenize import LONGEST_WINDOW, REPLACEMENT, Detokenizer
-from stridelm.text.tokenizer import Tokenizer
+from stridelm.text.detokenize import LONGEST_WINDOW, Detokenizer
+from stridelm.text.tokenizer import REPLACEMENT, Tokenizer
 
 LAWS = settings(max_examples=150, deadline=None)
 AWKWARD = "aé€😀👩‍👩‍👧 日本語\n  hello wor\ufffd"

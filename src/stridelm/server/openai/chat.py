@@ -17,7 +17,7 @@ from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Score, Scores, top_scores
+from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
@@ -66,6 +66,7 @@ class _Answer:
     ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
         self._heading = Heading(service, "chatcmpl", kind, body)
+        self._tokenizer = service.tokenizer
         self._body = body
         self._prompt = prompt
         self._n = params.n
@@ -132,12 +133,13 @@ class _Answer:
         top = self._body.top_logprobs or 0
         return {
             "content": [
-                {**_entry(entry[0]), "top_logprobs": [_entry(one) for one in top_scores(entry, top)]}
-                for entry in scores
+                {**_entry(entry[0], span_of(entry).data), "top_logprobs": self._top(entry, top)} for entry in scores
             ]
         }
 
+    def _top(self, entry: Scores, top: int) -> list[dict[str, Any]]:
+        return [_entry(one, self._tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
 
-def _entry(score: Score) -> dict[str, Any]:
-    text = score.text or ""
-    return {"token": text, "logprob": finite(score.logprob), "bytes": list(text.encode())}
+
+def _entry(score: Score, data: bytes) -> dict[str, Any]:
+    return {"token": score.text, "logprob": finite(score.logprob), "bytes": list(data)}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from itertools import accumulate
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,13 +17,15 @@ from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
-from stridelm.server.messages import SCORED, Score, Scores, top_scores
+from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
 from stridelm.server.openai.shared import Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
+from stridelm.text.spans import TokenPlacer
+from stridelm.text.tokenizer import shown
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -101,9 +102,9 @@ class _Answer:
         """Index of a prompt -> its text, for echo."""
         self._silent = body.max_tokens == 0
         """Whether the one token that is drawn is left out."""
-        self._lengths = [0] * (len(prompts) * params.n)
-        """Characters of each sample that have been sent."""
-        self._beside = StreamUsage(body, Usage(sum(map(len, prompts))), len(self._lengths))
+        self._skip = params.skip_special_tokens
+        self._samples = len(prompts) * params.n
+        self._beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
@@ -116,9 +117,8 @@ class _Answer:
     def opening(self) -> bytes:
         if not self._body.echo:
             return b""
-        texts = [self._prompt_text(index) for index in range(len(self._lengths))]
-        self._lengths = [len(text) for text in texts]
-        return b"".join(self._heading.event([_choice(index, text, None)]) for index, text in enumerate(texts))
+        choices = (_choice(index, self._prompt_text(index), None) for index in range(self._samples))
+        return b"".join(self._heading.event([choice]) for choice in choices)
 
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
         return b"".join([self._event(index, chunk) for index, chunk in arrived])
@@ -128,7 +128,7 @@ class _Answer:
         return self._heading.event([], last) if last else b""
 
     def _event(self, index: int, chunk: Chunk) -> bytes:
-        usage, finish, lengths = self._beside.usage, chunk.finish, self._lengths
+        usage, finish = self._beside.usage, chunk.finish
         if finish is not None and index % self._n == 0:
             usage.cached += finish.metrics.cached_tokens
         if self._silent:
@@ -136,13 +136,8 @@ class _Answer:
         usage.completion += len(chunk.token_ids)
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs = legacy_logprobs(chunk.logprobs or [], self._body.logprobs, lengths[index])
-            # Where each token's text begins in what was sent, however many tokens an event has.
-            begins = accumulate(map(len, chunk.pieces), initial=lengths[index])
-            logprobs["text_offset"] = [begin for begin, _ in zip(begins, chunk.pieces)]
-        text = chunk.text
-        lengths[index] += len(text)
-        choice = _choice(index, text, logprobs)
+            logprobs = legacy_logprobs(chunk.logprobs or [], self._body.logprobs)
+        choice = _choice(index, chunk.text, logprobs)
         if self._body.return_token_ids:
             choice["token_ids"], choice["token_texts"] = chunk.token_ids, chunk.pieces
             choice["accepted"], choice["steps"] = chunk.accepted, chunk.steps
@@ -160,7 +155,7 @@ class _Answer:
         if self._body.echo:
             text = self._prompt_text(index) + text
         wanted = self._body.logprobs
-        logprobs = None if wanted is None else await self._all_logprobs(prompt_ids, sample, wanted, turn)
+        logprobs = None if wanted is None else await self._all_logprobs(index, sample, wanted, turn)
         choice = _choice(index, text, logprobs)
         choice["finish_reason"], choice["stop_reason"] = sample.ended.reason, sample.ended.stop_reason
         if self._silent:
@@ -180,60 +175,69 @@ class _Answer:
     def _prompt_text(self, index: int) -> str:
         prompt = index // self._n
         if prompt not in self._texts:
-            self._texts[prompt] = self._service.tokenizer.decode(self._prompts[prompt].tolist())
+            self._texts[prompt] = self._service.tokenizer.decode(self._prompts[prompt].tolist(), self._skip)
         return self._texts[prompt]
 
-    async def _all_logprobs(self, prompt_ids: array[int], sample: Gathered, top: int, turn: Turn) -> dict[str, Any]:
+    async def _all_logprobs(self, index: int, sample: Gathered, top: int, turn: Turn) -> dict[str, Any]:
         """The sample's log-probabilities, with the prompt's if it is echoed."""
-        merged, offset = legacy_logprobs([], top, 0), 0
-        async for scores in self._scores(prompt_ids, sample):
+        merged = legacy_logprobs([], top)
+        async for scores, offset in self._scores(index, sample):
             more = legacy_logprobs(scores, top, offset)
-            offset += sum(map(len, more["tokens"]))
             more["top_logprobs"] = [msgspec.Raw(to_json(entry)) for entry in more["top_logprobs"]]
             for name, values in more.items():
                 merged[name] += values
             await turn.breathe()
         return merged
 
-    async def _scores(self, prompt_ids: array[int], sample: Gathered) -> AsyncIterator[Sequence[Scores | None]]:
-        """Up to SCORED positions at a time. The prompt's first token has no log-probability: its score is NaN, with its
-        text."""
+    async def _scores(self, index: int, sample: Gathered) -> AsyncIterator[tuple[Sequence[Scores], int]]:
+        """Up to SCORED positions at a time, and the characters before their text."""
+        offset = 0
         if self._body.echo:
-            first = prompt_ids[0]
-            opening: Scores = [Score(first, float("nan"), 0, self._service.tokenizer.token_text(first))]
-            for place, packed in enumerate(sample.prompt_logprobs or []):
-                scores = prompt_scores(packed, self._service.tokenizer)
-                yield scores if place else [opening, *scores[1:]]
+            offset = len(self._prompt_text(index))
+            for scores in self._echoed(self._prompts[index // self._n], sample.prompt_logprobs or []):
+                yield scores, 0
         if not self._silent:
             for begin in range(0, len(sample.logprobs), SCORED):
-                yield sample.logprobs[begin : begin + SCORED]
+                yield sample.logprobs[begin : begin + SCORED], offset
+
+    def _echoed(self, prompt_ids: array[int], packed: Sequence[bytes]) -> Iterator[list[Scores]]:
+        """The prompt's log-probabilities. Its first token has none: the score is NaN."""
+        tokenizer = self._service.tokenizer
+        placer = TokenPlacer(tokenizer, (), self._skip)
+        first = prompt_ids[0]
+        opening: Scores = [Score(first, float("nan"), 0, tokenizer.token_text(first))]
+        for part in packed:
+            scores = [entry or opening for entry in prompt_scores(part, tokenizer)]
+            for entry in scores:
+                entry[0].span = placer.place(entry[0].token).span
+            yield scores
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
 
-def legacy_logprobs(scores: Sequence[Scores | None], top: int, offset: int) -> dict[str, Any]:
-    """The completions API's log-probabilities: parallel lists over positions. offset: characters before the first."""
+def legacy_logprobs(scores: Sequence[Scores], top: int, offset: int = 0) -> dict[str, Any]:
+    """The completions API's log-probabilities: parallel lists over positions. offset: characters before the text in
+    which the tokens have their places."""
     found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for entry in scores:
-        assert entry is not None
-        own = entry[0]
+        own, span = entry[0], span_of(entry)
         unscored = own.logprob != own.logprob
-        found["text_offset"].append(offset)
-        found["tokens"].append(own.text or "")
+        found["text_offset"].append(offset + span.begin)
+        found["tokens"].append(shown(span.data))
         found["token_logprobs"].append(None if unscored else finite(own.logprob))
-        # The token itself is listed even if it is not among the most likely, as in OpenAI's API.
-        found["top_logprobs"].append(None if unscored else _by_text([*top_scores(entry, top), own]))
-        offset += len(own.text or "")
+        found["top_logprobs"].append(None if unscored else _by_text(entry, top))
     return found
 
 
-def _by_text(entries: Scores) -> dict[str, float]:
-    """Text -> log-probability. Of tokens with the same text, such as parts of characters, the first counts."""
+def _by_text(entry: Scores, top: int) -> dict[str, float]:
+    """Text -> log-probability. The position's own token is listed, under its part of the text, even if it is not among
+    the most likely, as in OpenAI's API. Of tokens with the same text, the first counts."""
+    own, part = entry[0], shown(span_of(entry).data)
     found: dict[str, float] = {}
-    for one in entries:
-        found.setdefault(one.text or "", finite(one.logprob))
+    for one in (*top_scores(entry, top), own):
+        found.setdefault(part if one is own else one.text or "", finite(one.logprob))
     return found
 
 
