@@ -12,6 +12,7 @@ from stridelm.values import (
     check_count,
     check_flag,
     check_known,
+    check_plain,
     json_text,
     number,
     option,
@@ -80,6 +81,7 @@ class Speculation:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name; got {value!r}")
+            check_plain(name, value)
         self._settle_depth()
         self._split_acceptance()
         settle_number(self, "acceptance_length", 1.0, LARGEST, optional=True)
@@ -180,6 +182,7 @@ class StructuredOutputs:
             )
         for name in ("json", "regex", "grammar", "structural_tag"):
             value = getattr(self, name)
+            check_plain(f"structured_outputs.{name}", value)
             if isinstance(value, Mapping) and name in ("json", "structural_tag"):
                 value = json_text(value)
                 object.__setattr__(self, name, value)
@@ -267,6 +270,7 @@ class SamplingParams:
         salt: Any = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
             raise ValueError(f"cache_salt must be text of 1 to {MAX_SALT} characters; got {shortened(salt)}")
+        check_plain("cache_salt", salt)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}; lower it or raise max_tokens"

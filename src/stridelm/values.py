@@ -10,6 +10,9 @@ from typing import Any
 
 LARGEST = 2**31 - 1
 """Largest count that an option accepts."""
+MAX_NESTING = 100
+"""Levels of lists and mappings in a value: several times as many as schemas of real tools have, and a fraction of those
+that exhaust the stack."""
 
 
 def option(
@@ -84,7 +87,31 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
         raise ValueError(f"{name} takes a string or a list of strings; got {shortened(value)}")
     if not all(values):
         raise ValueError(f"{name} holds an empty string, which would match everywhere; remove it")
+    check_plain(name, values)
     return values
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError for text with half a surrogate pair, which has no UTF-8."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is not valid Unicode ({error.reason}): decode it as UTF-8 first") from error
+
+
+def check_plain(name: str, value: Any, levels: int = MAX_NESTING) -> None:
+    """Raise ValueError for a value with such text anywhere, or nested deeper than `levels`."""
+    if isinstance(value, str):
+        check_text(name, value)
+    elif isinstance(value, Mapping | list | tuple):
+        if not levels:
+            raise ValueError(f"{name} is nested more than {MAX_NESTING} levels deep; make it flatter")
+        if isinstance(value, Mapping):
+            check_plain(name, list(value), 1)
+            value = value.values()
+        for one in value:
+            if not isinstance(one, int):  # prompts are long lists of them
+                check_plain(name, one, levels - 1)
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -4,12 +4,13 @@ torch."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from stridelm.options import Options
-from stridelm.values import option
+from stridelm.values import option, shortened
 
 MAX_LOOKUP = 64
 """Longest suffix that prompt lookup compares: each further token costs a pass over the context."""
@@ -56,13 +57,18 @@ class LookupOptions(Options):
 
 def _paths(value: Sequence[Sequence[int]] | str) -> tuple[Path, ...]:
     """A token tree as tuples, from tuples, lists or text. Raises ValueError for anything else."""
+    wrong = f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {shortened(value)}"
+    if isinstance(value, str) and not re.fullmatch(
+        r"[][(),\s0-9]*", value
+    ):  # operators could exhaust the parser's stack
+        raise ValueError(wrong)
     try:
         given = ast.literal_eval(value) if isinstance(value, str) else value
         paths = tuple(tuple(path) for path in given)
     except (ValueError, SyntaxError, TypeError) as error:
-        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}") from error
+        raise ValueError(wrong) from error
     if not all(isinstance(rank, int) for path in paths for rank in path):
-        raise ValueError(f"token_tree takes paths of ranks, such as [(0,), (1,), (0, 0)]; got {value!r}")
+        raise ValueError(wrong)
     return paths
 
 

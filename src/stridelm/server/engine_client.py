@@ -152,8 +152,6 @@ class EngineClient:
             message = encode(Submit(generation.group, jobs, max_open, max_own, list(rids)))
         except OverflowError as error:
             raise bad_request("a number in the request has more than 64 bits; lower it") from error
-        except UnicodeEncodeError as error:
-            raise bad_request("a text in the request is not valid Unicode; leave lone surrogates out") from error
         self._groups[generation.group] = generation
         self.open.update({id: (generation, i) for i, id in enumerate(generation.ids)})
         self._post(message)

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
+from stridelm.server.body import CheckedRequest
 from stridelm.server.callers import caller_of
 from stridelm.server.messages import unpacked
 from stridelm.server.replies import ClientGone, while_connected
@@ -38,14 +39,14 @@ class LargeBodies(APIRoute):
             except ClientDisconnect as error:
                 raise ClientGone from error
             if sum(map(len, body)) <= SMALL_BODY or not _is_json(request):
-                return await handle(Request(request.scope, _with_body(b"".join(body), request.receive)))
+                return await handle(CheckedRequest(request.scope, _with_body(b"".join(body), request.receive)))
             service = request.app.state.service
             read = await while_connected(request, service.read_body(self.path, body, caller_of(request)))
             if read.reply is not None:
                 request.state.reply = read.reply
             if read.prompts is not None:
                 request.state.prompts = [unpacked(prompt) for prompt in read.prompts]
-            return await handle(Request(request.scope, _with_body(read.rest, request.receive)))
+            return await handle(CheckedRequest(request.scope, _with_body(read.rest, request.receive)))
 
         return handle_large
 

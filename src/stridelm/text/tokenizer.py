@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stridelm.values import check_plain, check_text
+
 VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -87,10 +89,7 @@ class Tokenizer:
         A chat prompt has its special tokens already: encode it with `add_special_tokens=False`.
         Raises ValueError for text that holds half a surrogate pair.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the text is not valid Unicode ({error.reason}): decode it as UTF-8 first") from error
+        check_text("the text", text)
         ids = self.hf.encode(text, add_special_tokens=add_special_tokens)
         return [int(token) for token in ids]
 
@@ -168,8 +167,9 @@ class Tokenizer:
     ) -> str:
         """The chat as one text, special tokens included. `variables` go to the template.
 
-        Raises ValueError if the tokenizer has no chat template, the template refuses the messages, or a variable has
-        the name of an option of the rendering itself. A template passed that way is a program, and may never terminate.
+        Raises ValueError if the tokenizer has no chat template, the template refuses the messages, a variable has the
+        name of an option of the rendering itself, or something is nested too deep or is not Unicode. A template passed
+        that way is a program, and may never terminate.
         """
         if not self.hf.chat_template:
             raise ValueError(
@@ -179,6 +179,8 @@ class Tokenizer:
         from jinja2 import TemplateError
 
         variables = variables or {}
+        for name, value in (("messages", messages), ("tools", tools), ("chat_template_kwargs", variables)):
+            check_plain(name, value)
         options = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"documents"}
         if reserved := sorted(variables.keys() & options):
             raise ValueError(f"{reserved[0]} is not a variable of a chat template; leave it out")
@@ -191,7 +193,7 @@ class Tokenizer:
                 tokenize=False,
                 **variables,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"the model's chat template refuses these messages ({error}): give each a role and a content "
                 "that the template knows"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +119,25 @@ def test_broken_generation_config(checkpoint: Path) -> None:
 def test_tokenizer_json_alone_is_enough(tmp_path: Path, byte_level: Tokenizer) -> None:
     byte_level.hf.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert Tokenizer.load(tmp_path).encode("hello") == byte_level.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("levels", "template", "word"),
+    [
+        (300, "{{ messages[0].x | tojson }}", "messages is nested more than"),
+        (1, "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "the model's chat template refuses"),
+    ],
+)
+def test_a_chat_that_exhausts_the_stack(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch, levels: int, template: str, word: str
+) -> None:
+    """Values beyond the limit and templates that recurse without end are refused, as is half a surrogate pair."""
+    monkeypatch.setattr(byte_level.hf, "chat_template", template)
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    with pytest.raises(ValueError, match=word):
+        byte_level.render_chat([{"role": "user", "content": "x", "x": value}])
+    for unfit in ({"content": "\ud800"}, {"content": "x", "\ud800": 1}, {"content": "x", "x": ["\ud800"]}):
+        with pytest.raises(ValueError, match="messages is not valid Unicode"):
+            byte_level.render_chat([{"role": "user", **unfit}])

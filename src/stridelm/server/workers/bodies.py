@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from stridelm.server.body import parsed
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.openai.completions import asked_prompts
 from stridelm.server.openai.conversation import conversation_text
@@ -68,10 +69,10 @@ def prepare(opening: bytes) -> Work:
 
 def _read(route: str, text: bytes, reader: PromptReader) -> Read:
     try:
-        data = json.loads(text)
+        data = parsed(text)
     except json.JSONDecodeError as error:
         raise invalid([{"loc": ("body", error.pos), "msg": "JSON decode error"}]) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise bad_request("There was an error parsing the body") from error
     if isinstance(data, dict) and len(data) > MAX_KEYS:
         raise bad_request(f"the body has {len(data)} keys, more than the maximum of {MAX_KEYS}; leave some out")
