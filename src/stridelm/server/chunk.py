@@ -30,6 +30,8 @@ class Chunk:
     finish: Finish | None = None
     held: int = 0
     """Approximate bytes of memory."""
+    cached_tokens: int = 0
+    """messages.Delta.cached_tokens; 0 if the chunk has no tokens."""
 
     @classmethod
     def of(cls, delta: Delta) -> Chunk:
@@ -46,7 +48,7 @@ class Chunk:
         if drafts is not None and drafts.per_step_drafted is not None:
             held += VERIFIED * len(drafts.per_step_drafted)
         steps = [(len(ids), delta.accepted)] if ids else []
-        return cls(ids, [], steps, scores, delta.prompt_logprobs, states, delta.finish, held)
+        return cls(ids, [], steps, scores, delta.prompt_logprobs, states, delta.finish, held, delta.cached_tokens)
 
     def put(self, pieces: list[str]) -> None:
         """Set the text."""
@@ -75,3 +77,4 @@ class Chunk:
         self.hidden_states += later.hidden_states
         self.finish = later.finish
         self.held += later.held
+        self.cached_tokens = max(self.cached_tokens, later.cached_tokens)

@@ -376,6 +376,7 @@ def _delta(output: StepOutput) -> Delta:
         _prompt_scores(request, output.prompt_logprobs),
         None if output.hidden_states is None else output.hidden_states.numpy().tobytes(),
         _finish(request) if output.finished else None,
+        request.stats.cached_tokens,
     )
 
 

@@ -230,6 +230,8 @@ class Delta(msgspec.Struct, array_like=True):
     hidden_states: bytes | None = None
     """float32 in native byte order, Ready.hidden_size numbers per row (types.StepOutput)."""
     finish: Finish | None = None
+    cached_tokens: int = 0
+    """Tokens of the prompt that came from the prefix cache."""
 
 
 class Report(msgspec.Struct, array_like=True):

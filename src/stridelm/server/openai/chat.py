@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
-from stridelm.server.openai.shared import Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
+from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
@@ -58,19 +58,17 @@ def _params(body: ChatRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-class _Answer:
-    keeps = False
-
+class _Answer(Events):
     def __init__(
         self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams, stream: bool
     ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
-        self._heading = Heading(service, "chatcmpl", kind, body)
+        beside = StreamUsage(body, Usage(len(prompt)), params.n, params.n)
+        super().__init__(Heading(service, "chatcmpl", kind, body), beside)
         self._tokenizer = service.tokenizer
         self._body = body
         self._prompt = prompt
         self._n = params.n
-        self._beside = StreamUsage(body, Usage(len(prompt)), params.n)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
@@ -78,34 +76,20 @@ class _Answer:
         metrics = metrics_of([sample.ended.metrics for sample in samples])
         return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
-    # replies.Streamed
-
-    def opening(self) -> bytes:
+    def opening_choices(self) -> Iterator[dict[str, Any]]:
         first = {"role": "assistant", "content": ""}
-        choices = ({"index": index, "delta": first, "finish_reason": None} for index in range(self._n))
-        return b"".join(self._heading.event([choice]) for choice in choices)
+        return ({"index": index, "delta": first, "finish_reason": None} for index in range(self._n))
 
-    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        return b"".join([self._event(index, chunk) for index, chunk in arrived])
-
-    def closing(self) -> bytes:
-        last = self._beside.last()
-        return self._heading.event([], last) if last else b""
-
-    def _event(self, index: int, chunk: Chunk) -> bytes:
-        usage, finish = self._beside.usage, chunk.finish
-        usage.completion += len(chunk.token_ids)
+    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        finish = chunk.finish
         choice: dict[str, Any] = {"index": index, "delta": {"content": chunk.text}, "finish_reason": None}
         choice["logprobs"] = self._logprobs(chunk.logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
         if finish is not None:
-            if index == 0:
-                usage.cached = finish.metrics.cached_tokens
             choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
-            self._beside.end(finish.metrics)
-        return self._heading.event([choice], self._beside.with_choice())
+        return choice
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

@@ -19,7 +19,7 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
+from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
@@ -87,13 +87,13 @@ def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     return many
 
 
-class _Answer:
-    keeps = False
-
+class _Answer(Events):
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
-        self._heading = Heading(service, "cmpl", "text_completion", body)
+        self._samples = len(prompts) * params.n
+        beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples, params.n)
+        super().__init__(Heading(service, "cmpl", "text_completion", body), beside)
         self._service = service
         self._body = body
         self._prompts = prompts
@@ -103,8 +103,6 @@ class _Answer:
         self._silent = body.max_tokens == 0
         """Whether the one token that is drawn is left out."""
         self._skip = params.skip_special_tokens
-        self._samples = len(prompts) * params.n
-        self._beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples)
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
@@ -112,31 +110,18 @@ class _Answer:
         metrics = metrics_of([sample.ended.metrics for sample in samples])
         return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
-    # replies.Streamed
-
-    def opening(self) -> bytes:
-        if not self._body.echo:
-            return b""
-        choices = (_choice(index, self._prompt_text(index), None) for index in range(self._samples))
-        return b"".join(self._heading.event([choice]) for choice in choices)
+    def opening_choices(self) -> Iterator[dict[str, Any]]:
+        indices = range(self._samples if self._body.echo else 0)
+        return (_choice(index, self._prompt_text(index), None) for index in indices)
 
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        return b"".join([self._event(index, chunk) for index, chunk in arrived])
-
-    def closing(self) -> bytes:
-        last = self._beside.last()
-        return self._heading.event([], last) if last else b""
-
-    def _event(self, index: int, chunk: Chunk) -> bytes:
-        usage, finish = self._beside.usage, chunk.finish
-        if finish is not None and index % self._n == 0:
-            usage.cached += finish.metrics.cached_tokens
         if self._silent:
-            chunk = Chunk(finish=finish)
-        usage.completion += len(chunk.token_ids)
-        logprobs = None
-        if self._body.logprobs is not None:
-            logprobs = legacy_logprobs(chunk.logprobs or [], self._body.logprobs)
+            arrived = [(i, Chunk(finish=one.finish, cached_tokens=one.cached_tokens)) for i, one in arrived]
+        return super().events(arrived)
+
+    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        finish, top = chunk.finish, self._body.logprobs
+        logprobs = None if top is None else legacy_logprobs(chunk.logprobs or [], top)
         choice = _choice(index, chunk.text, logprobs)
         if self._body.return_token_ids:
             choice["token_ids"], choice["token_texts"] = chunk.token_ids, chunk.pieces
@@ -144,8 +129,7 @@ class _Answer:
         if finish is not None:
             choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
-            self._beside.end(finish.metrics)
-        return self._heading.event([choice], self._beside.with_choice())
+        return choice
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

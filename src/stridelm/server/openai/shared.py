@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from starlette.responses import Response
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.server.callers import caller_of
+from stridelm.server.chunk import Chunk
 from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
@@ -96,28 +98,86 @@ def metrics_of(ended: Sequence[RequestMetrics]) -> dict[str, Any]:
 class StreamUsage:
     """What the events of a stream have beside their choices: usage, and metrics with the last of it."""
 
-    def __init__(self, request: SamplingFields, usage: Usage, samples: int) -> None:
-        """samples: of all prompts."""
+    def __init__(self, request: SamplingFields, usage: Usage, samples: int, n: int) -> None:
+        """samples: of all prompts. n: of each."""
         options = request.stream_options or StreamOptions()
-        self.usage = usage
-        self._at_end, self._always = options.include_usage, options.continuous_usage_stats
+        self.always = options.continuous_usage_stats
+        """Whether every event has usage."""
+        self._at_end = options.include_usage
+        self._usage, self._n = usage, n
         self._single = samples == 1
+        self._cached = dict[int, int]()
+        """First sample of a prompt -> tokens of the prompt that came from the prefix cache."""
         self._metrics: dict[str, Any] = {}
 
-    def end(self, metrics: RequestMetrics) -> None:
-        """A sample has ended."""
-        self._metrics = metrics_of([metrics]) if self._single else {}
+    def begin(self, index: int, chunk: Chunk) -> None:
+        """A sample has output, which may not have been counted yet."""
+        before = self._cached.get(index, 0)
+        if index % self._n == 0 and chunk.cached_tokens > before:
+            self._cached[index] = chunk.cached_tokens
+            self._usage.cached += chunk.cached_tokens - before
+
+    def take(self, index: int, chunk: Chunk) -> None:
+        """Count a sample's output."""
+        self.begin(index, chunk)
+        self._usage.completion += len(chunk.token_ids)
+        if chunk.finish is not None:
+            self._metrics = metrics_of([chunk.finish.metrics]) if self._single else {}
 
     def with_choice(self) -> dict[str, Any]:
         """Fields of an event with a choice."""
-        if not self._always:
+        if not self.always:
             return {}
-        usage = {"usage": self.usage.as_json()}
+        usage = {"usage": self._usage.as_json()}
         return usage if self._at_end else usage | self._metrics
 
     def last(self) -> dict[str, Any]:
         """Fields of the event after all choices; empty if there is to be none."""
-        return {"usage": self.usage.as_json(), **self._metrics} if self._at_end else {}
+        return {"usage": self._usage.as_json(), **self._metrics} if self._at_end else {}
+
+
+class Events(ABC):
+    """An answer's events (replies.Streamed): opening ones, one for each chunk, and what comes beside the choices."""
+
+    keeps = False
+
+    def __init__(self, heading: Heading, beside: StreamUsage) -> None:
+        self._heading, self._beside = heading, beside
+        self._opened = False
+
+    @abstractmethod
+    def opening_choices(self) -> Iterable[dict[str, Any]]:
+        """The choices of the events before any output."""
+
+    @abstractmethod
+    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """What a sample's output adds to its choice."""
+
+    def opening(self) -> bytes:
+        """Empty if the events are to have usage, which is known when the first output arrives."""
+        return b"" if self._beside.always else self._open()
+
+    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
+        events = []
+        if not self._opened:
+            for index, chunk in arrived:
+                self._beside.begin(index, chunk)
+            events.append(self._open())
+        for index, chunk in arrived:
+            self._beside.take(index, chunk)
+            events.append(self._event(self.chunk_choice(index, chunk)))
+        return b"".join(events)
+
+    def closing(self) -> bytes:
+        last = self._beside.last()
+        return self._heading.event([], last) if last else b""
+
+    def _open(self) -> bytes:
+        self._opened = True
+        return b"".join(map(self._event, self.opening_choices()))
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return self._heading.event([choice], self._beside.with_choice())
 
 
 def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
