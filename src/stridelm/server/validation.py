@@ -1,13 +1,33 @@
-"""Turns pydantic's errors into this API's, without the input, which may be a prompt."""
+"""How bodies are validated: null means absent, and pydantic's errors are told without the input, which may be a
+prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel, model_validator
 
 from stridelm.server.errors import ApiError, bad_request
 
 MAX_FAULTS = 5
+
+
+class Body(BaseModel):
+    """A body, or an object in one. Clients write null for what they leave out, so null counts as absent, under unknown
+    names too. Only a field that declares a null of its own receives it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or (name in known and type(None) in get_args(known[name].annotation))
+        }
 
 
 def invalid(faults: Sequence[Any]) -> ApiError:

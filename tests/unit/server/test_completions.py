@@ -133,6 +133,19 @@ def test_echo_scores_the_prompt(served: Served) -> None:
     assert scored.token_logprobs[1:] == pytest.approx(own, abs=1e-5)
 
 
+def test_max_tokens_beyond_the_context(served: Served) -> None:
+    """The context ends the output, as a length; only a prompt that fills it by itself is refused."""
+    with served.http() as client:
+        context = client.post("/tokenize", json={"prompt": PROMPT}).json()["max_model_len"]
+        for room in (1, 3):
+            body = {"prompt": [40] * (context - room), "max_tokens": 10**9, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body).json()
+            assert answer["choices"][0]["finish_reason"] == "length"
+            assert answer["usage"]["total_tokens"] == context
+        refused = client.post("/v1/completions", json={"prompt": [40] * context, "max_tokens": 1})
+    assert refused.status_code == 400 and "shorten the prompt" in refused.text
+
+
 def test_likeliest_of_tokens_that_look_alike() -> None:
     """Where two tokens have one text, the most likely token's number stands by it, whichever token was said."""
     entry = [Score(7, -3.0, 2, "A", Span(0, b"A")), Score(9, -0.1, 1, "A")]

@@ -38,8 +38,13 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
     opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     tools = None if body.tool_choice == "none" else body.tools
     messages = [_message(one) for one in body.messages]
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" in variables:
+            raise bad_request("reasoning_effort is in chat_template_kwargs too; give only one", "reasoning_effort")
+        variables = {**variables, "reasoning_effort": body.reasoning_effort}
     try:
-        return tokenizer.render_chat(messages, tools, opens, going_on, body.chat_template_kwargs)
+        return tokenizer.render_chat(messages, tools, opens, going_on, variables)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from stridelm.server.validation import Body
+
 MAX_PAIRS = 16
 """OpenAI's limits of metadata: pairs, and characters of keys and values."""
 Key = Annotated[str, Field(max_length=64)]
@@ -37,7 +39,7 @@ def _text_alone(modalities: Any) -> Any:
     return modalities
 
 
-class InertFields(BaseModel):
+class InertFields(Body):
     """None of these is read, except service_tier, which is always answered in the same way."""
 
     user: str | None = None

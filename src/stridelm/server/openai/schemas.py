@@ -20,6 +20,7 @@ from stridelm.params import (
 )
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import InertFields
+from stridelm.server.validation import Body
 from stridelm.text.generation_config import GenerationDefaults
 
 MAX_WORDS = 1024
@@ -52,7 +53,7 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """fail_fast: of a million invalid ids, one is reported."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
@@ -193,13 +194,15 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class Conversation(BaseModel):
+class Conversation(Body):
     """What a chat template reads. add_special_tokens: in addition to those that the template writes."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_WORDS)
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """A variable of the chat template."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool = False
@@ -211,7 +214,8 @@ class ChatRequest(SamplingFields, Conversation):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     separate_reasoning: Literal[True] | None = None
     stream_reasoning: Literal[True] | None = None
-    """SGLang's router sends these two as well: reasoning is not separated from the answer here."""
+    include_reasoning: bool | None = None
+    """SGLang's router sends the first two as well, and vLLM's the third: here reasoning is part of the text."""
 
 
 def _by_id(bias: Mapping[str, float]) -> dict[int, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from stridelm.params import (
     MAX_LOGIT_BIASES,
@@ -18,6 +18,7 @@ from stridelm.params import (
 )
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import Conversation, StopText
+from stridelm.server.validation import Body
 from stridelm.text.generation_config import GenerationDefaults
 
 MAX_PROMPTS = 1024
@@ -64,7 +65,7 @@ Start = Annotated[int, Field(ge=-1)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
-class NativeSampling(BaseModel):
+class NativeSampling(Body):
     """SGLang's sampling_params. null selects the default, except for max_new_tokens, where only the checkpoint's own
     limit applies."""
 
@@ -144,7 +145,7 @@ OneOrEach = Annotated[
 ]
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Word | None = None
@@ -207,7 +208,7 @@ class GenerateRequest(BaseModel):
         return isinstance(self.text, list) or isinstance((self.input_ids or [0])[0], list)
 
 
-class AbortRequest(BaseModel):
+class AbortRequest(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     rid: Annotated[str, Field(max_length=256)] | None = None
@@ -218,7 +219,7 @@ class AbortRequest(BaseModel):
     abort_message: Nothing = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """As in SGLang and vLLM: one text or several."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -244,7 +245,7 @@ Tokenize = Annotated[
 ]
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Word | None = None
