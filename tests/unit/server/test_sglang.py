@@ -793,7 +793,7 @@ def test_detokenize_and_special_tokens(served: Served) -> None:
     [
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"prompt": "secret", "model": "gpt-5"}, "gpt-5"),
-        ("/tokenize", {"prompt": "secret \ud800"}, "unicode"),
+        ("/tokenize", {"prompt": "secret \ud800"}, "Unicode"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "secret"}], "prompt": "secret"}, "prompt"),
         ("/tokenize", [1], "dictionary"),
