@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from stridelm import LLM
 from stridelm.cli.main import main
+from stridelm.draft.head_drafter import HeadDrafter
+from stridelm.draft.mtp.head import MtpHead
+from stridelm.models.layers.linear import Linear
 from stridelm.models.loader import build_stored, format_names, load_config, load_model, weight_bytes
 from stridelm.train.export import load_for_training
 from support.checkpoints.fp8 import BLOCK_CONFIG, CHANNEL_CONFIG, FORMS, SCALES, by_definition, write_fp8
@@ -237,7 +240,8 @@ def test_malformed_configs(checkpoint: Checkpoint, tmp_path: Path, case: str) ->
 
 @by_form
 def test_copies_in_eight_bits(tmp_path: Path, form: str) -> None:
-    """The head that a module repeats, and that of a model which is tied, are skipped with their scales."""
+    """A head in eight bits is neither the embedding nor the model's head: a module, and a model that config.json calls
+    tied, use it."""
     heads = ("lm_head", "model.layers.2.shared_head.head")
 
     def quantise(tensors: dict[str, torch.Tensor]) -> None:
@@ -250,6 +254,10 @@ def test_copies_in_eight_bits(tmp_path: Path, form: str) -> None:
     path = rewritten(write_fp8(tmp_path / "stored", source, form), quantise)
     llm = LLM(str(path), drafter="mtp", skip_tokenizer_init=True, num_pages=20)
     assert len(llm.generate([5, 6, 7])[0].outputs[0].token_ids) > 0
+    model = llm.engine.loaded.model
+    drafter = llm.engine.drafters.get("mtp")
+    assert isinstance(drafter, HeadDrafter) and isinstance(drafter.head, MtpHead)
+    assert not model.spec.tied and all(isinstance(part.head, Linear) for part in drafter.head.parts)
 
 
 def test_what_published_configs_say_beside(checkpoint: Checkpoint, tmp_path: Path) -> None:

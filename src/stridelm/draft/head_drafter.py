@@ -140,7 +140,7 @@ class HeadDrafter(HeadWeights):
                 ids_N = torch.stack(guesses.tokens, 1).flatten()
                 states = self._grow(group, level, place_LR[back - 1 - level], ids_N, states, ready, tables)
                 last = states[:, -1]
-            guesses.draw(self.head.logits(last))
+            guesses.draw(self.head.logits(last, min(level, self.head.num_modules - 1)))
         return guesses.draft(ready)
 
     def _recall(self, group: Group, first: int, levels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

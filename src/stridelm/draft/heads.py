@@ -79,8 +79,8 @@ class DraftHead(LoadableModule):
         `mix` returns values: the other rows only write their keys and values."""
         raise NotImplementedError
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        """[M, V] over the target's vocabulary."""
+    def logits(self, hidden_MH: torch.Tensor, module: int = 0) -> torch.Tensor:
+        """[M, V] over the target's vocabulary, from what this module returned."""
         raise NotImplementedError
 
 

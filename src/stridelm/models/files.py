@@ -86,6 +86,17 @@ def read_headers(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, torch.empty(header.get_shape(), dtype=STORED[stored], device="meta")
 
 
+def read_rows(path: Path, name: str, begin: int, end: int) -> torch.Tensor:
+    """Rows of one tensor, on the host, from a mapping that ends with the call. Raises the same errors, and KeyError
+    for a tensor that is not there."""
+    for file in (file for file, stores in _weight_files(path) if stores(name)):
+        with opened(file) as handle:
+            if name in set(handle.keys()):
+                rows: torch.Tensor = handle.get_slice(name)[begin:end].clone()
+                return rows
+    raise KeyError(name)
+
+
 def _read(handle: Any, name: str, share: Split | None) -> torch.Tensor:
     if share is None:
         tensor: torch.Tensor = handle.get_tensor(name)

@@ -13,7 +13,7 @@ from torch import nn
 
 from stridelm.models.files import DTYPES
 from stridelm.models.kv_scales import is_kv_scale
-from stridelm.models.layers.decoder import Decoder
+from stridelm.models.layers.decoder import HEAD, Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
 from stridelm.models.layers.slots import WHOLE, Slots, WeightSlot
 from stridelm.models.storage import E8M0, Loading, are_scales
@@ -93,9 +93,10 @@ def ignorable_of(model: Decoder, names: Iterable[str]) -> Callable[[str], bool]:
     found = {int(match["layer"]) for name in names if (match := OF_MODULE.match(name)) and match["layer"]}
     # Where config.json has too few layers, the next one of the model must not pass for a module.
     modules = found & set(range(spec.num_layers, spec.num_layers + spec.extra_modules))
+    copies = (HEAD,) if spec.tied and not spec.tied_as_head else ()
 
     def ignorable(name: str) -> bool:
-        if name.endswith("rotary_emb.inv_freq") or (spec.tied and name.startswith("lm_head.weight")):  # with its scales
+        if name.endswith("rotary_emb.inv_freq") or name in copies:
             return True
         if model.leaves_out(name):
             return True

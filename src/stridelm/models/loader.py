@@ -26,6 +26,7 @@ from stridelm.models.layers.products import bfloat16_is_native
 from stridelm.models.layers.quantised import refuse_unread
 from stridelm.models.layers.slots import ModelPart, Split
 from stridelm.models.storage import METHODS, Loading, storage_of, store
+from stridelm.models.ties import settle_tie
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
 
@@ -41,7 +42,8 @@ DRAWN_ROWS = 4096
 
 
 def load_config(path: str | Path) -> Any:
-    """The transformers config of a checkpoint directory, or of its text part if it has others beside it.
+    """The transformers config of a checkpoint directory, or of its text part if it has others beside it. It says of
+    embedding and output head what the files hold.
 
     Raises ValueError if it is missing or cannot be read, and for what is not supported: model types, and weights that
     are quantised.
@@ -65,12 +67,12 @@ def load_config(path: str | Path) -> Any:
     except Exception as error:
         raise ValueError(f"{path}/config.json cannot be read, copy it from the model again: {error}") from error
     under = WITH_TEXT.get(config.model_type)
-    if under is None:
-        return config
-    part = text_part(config, under)
-    if part.model_type not in MODELS:
-        raise ValueError(f"the text part of {path} has the unknown model type {part.model_type!r}; {_known()}")
-    return part
+    if under is not None:
+        config = text_part(config, under)
+    if config.model_type not in MODELS:
+        raise ValueError(f"the text part of {path} has the unknown model type {config.model_type!r}; {_known()}")
+    settle_tie(config, path)
+    return config
 
 
 def _known() -> str:

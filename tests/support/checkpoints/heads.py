@@ -77,7 +77,7 @@ def write_mtp(
     modules: int = 1,
     *,
     model_type: str | None = None,
-    copies: bool = False,
+    copies: bool | Literal["other"] = False,
     seed: int = 1,
     **options: Any,
 ) -> Path:
@@ -85,7 +85,7 @@ def write_mtp(
     have them.
 
     model_type: the target's; by default "mimo" for that form and "qwen3" for the others.
-    copies: add the copies of embedding and head that DeepSeek ships with every module.
+    copies: add the copies of embedding and head that DeepSeek ships with every module; "other": which differ.
     options: `scale`, `shard` and config fields, as support.checkpoints.models.write takes them.
     """
     assert form != "qwen" or modules == 1, "no released checkpoint of this form has more"
@@ -107,8 +107,10 @@ def write_mtp(
         if copies:
             prefix = f"model.layers.{config_of(path)['num_hidden_layers'] + module}."
             embedding = target["model.embed_tokens.weight"]
-            extra[prefix + "embed_tokens.weight"] = embedding.clone()
-            extra[prefix + "shared_head.head.weight"] = target.get("lm_head.weight", embedding).clone()
+            matrices = {"embed_tokens": embedding, "shared_head.head": target.get("lm_head.weight", embedding)}
+            for name, matrix in matrices.items():
+                other = copies == "other"
+                extra[f"{prefix}{name}.weight"] = draws.matrix(*matrix.shape) if other else matrix.clone()
     _add(path, extra)
     return path
 

@@ -185,8 +185,19 @@ class Modules:
         embed: Callable[[Sequence[int]], torch.Tensor],
         head: Callable[[torch.Tensor], torch.Tensor],
         ids_V: torch.Tensor,
+        own: Sequence[Tensors] = (),
     ) -> None:
+        """own: the embedding and the head that each module has itself, as its checkpoint names them."""
         self.modules, self.features, self.embed, self.head, self.ids_V = modules, features, embed, head, ids_V
+        self.own = own or [{}] * len(modules)
+
+    def embedded(self, module: int, ids: Sequence[int]) -> torch.Tensor:
+        own = self.own[module].get("embed_tokens.weight")
+        return self.embed(ids) if own is None else F.embedding(torch.tensor(list(ids)), own)
+
+    def scored(self, module: int, states: torch.Tensor) -> torch.Tensor:
+        own = self.own[module].get("shared_head.head.weight")
+        return self.head(states) if own is None else F.linear(states, own)
 
     @torch.inference_mode()
     def recursive(self, known: Sequence[int], depth: int) -> Drafted:
@@ -194,8 +205,8 @@ class Modules:
         folded, tokens, logits = self.features(known[:-1]), list(known), []
         states = folded
         for _ in range(depth):
-            onward, said = self.modules[0](states, self.embed(tokens[1:]))
-            logits.append(self.head(said[-1]))
+            onward, said = self.modules[0](states, self.embedded(0, tokens[1:]))
+            logits.append(self.scored(0, said[-1]))
             tokens.append(int(self.ids_V[logits[-1].argmax()]))
             # Caught-up entries have the target's states; only those after them have the module's own.
             states = torch.cat([states, onward[-1:]])
@@ -205,9 +216,9 @@ class Modules:
     def in_turn(self, known: Sequence[int], depth: int | None = None) -> Drafted:
         """One draft of every module, or of the first `depth`."""
         states, tokens, logits = self.features(known[:-1]), list(known), []
-        for step, module in enumerate(self.modules[:depth], 1):
-            states, said = module(states, self.embed(tokens[step:]))
-            logits.append(self.head(said[-1]))
+        for step, module in enumerate(self.modules[:depth]):
+            states, said = module(states, self.embedded(step, tokens[step + 1 :]))
+            logits.append(self.scored(step, said[-1]))
             tokens.append(int(self.ids_V[logits[-1].argmax()]))
         return Drafted(tokens[len(known) :], torch.stack(logits), self.ids_V)
 
@@ -263,7 +274,10 @@ def mtp(
     config = config_of(path)
     count = config.get("num_nextn_predict_layers") or config["mtp_num_hidden_layers"]
     modules = [_mtp_module(_NAMES[form], target.config, tensors, index, change) for index in range(count)]
-    return Modules(modules, lambda ids: target(ids)[-1], target.embed, target.head, torch.arange(config["vocab_size"]))
+    prefixes = [_NAMES[form].prefix.format(module=i, behind=config["num_hidden_layers"] + i) for i in range(count)]
+    own = [under(tensors, prefix) for prefix in prefixes]
+    ids_V = torch.arange(config["vocab_size"])
+    return Modules(modules, lambda ids: target(ids)[-1], target.embed, target.head, ids_V, own)
 
 
 def _mtp_module(names: _Names, config: Any, tensors: Tensors, index: int, change: Change) -> Module:

@@ -373,6 +373,26 @@ def test_what_is_skipped(gemma: tuple[Path, Path], tmp_path: Path) -> None:
     assert llm.generate(prompts(1), GREEDY)
 
 
+@pytest.mark.parametrize("stored", ["head alone", "both"])
+def test_a_tied_head_under_its_own_name(
+    gemma: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: str
+) -> None:
+    """Where a tied assistant's files have a head, it is the head; a warning names one that differs from the
+    embedding."""
+
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+        if stored == "head alone":
+            del tensors["model.embed_tokens.weight"]
+
+    path = rewrite(gemma[1], tmp_path / "head", change)
+    drafter = load((gemma[0], path)).engine.drafters.get("frozen_kv")
+    assert isinstance(drafter, FrozenKVDrafter)
+    assert torch.equal(drafter.head.head.weight, tensors_of(path)["lm_head.weight"])
+    warned = [record for record in caplog.records if "lm_head.weight differs" in record.message]
+    assert len(warned) == (stored == "both")
+
+
 def test_recognised(gemma: tuple[Path, Path], tmp_path: Path) -> None:
     """By the model type; without a head the drafter says what it needs."""
     assert FrozenKVDrafter.recognises(given(gemma[1])) and not FrozenKVDrafter.recognises(given(gemma[0]))

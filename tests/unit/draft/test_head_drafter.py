@@ -62,6 +62,8 @@ HEADS = {
     "partly-rotated-in-turn": mtp("deepseek", 3, model_type="glm4_moe", scale=3.0, use_qk_norm=True),
     "latent-no-experts": mtp("deepseek", 1, model_type="deepseek_v3", scale=3.0, first_k_dense_replace=2, seed=7),
     "partly-rotated-no-experts": mtp("deepseek", 1, model_type="glm4_moe", scale=3.0, first_k_dense_replace=3, seed=13),
+    "own-ends": mtp("deepseek", 1, copies="other"),
+    "own-ends-in-turn": mtp("deepseek", 3, copies="other", tie_word_embeddings=True),
     "eagle1": eagle("eagle1"),
     "eagle1-own": eagle("eagle1", bias=True, embed="own", binary=True),
     "eagle3": eagle("eagle3", draft_vocab=4),

@@ -22,9 +22,11 @@ from stridelm.draft.given import given
 from stridelm.draft.model.drafter import ModelDrafter
 from stridelm.draft.model.vocabulary import FILE
 from stridelm.llm import RequestOutput
+from stridelm.models.layers.decoder import HEAD
 from stridelm.run.state import PageTables
 from stridelm.schedule.depth import Configured
 from stridelm.types import Span
+from support.checkpoints.changed import rewritten
 from support.checkpoints.heads import config_of, tensors_of, write_eagle, write_medusa, write_mtp
 from support.checkpoints.models import write
 from support.checks.watch import (
@@ -132,6 +134,15 @@ def test_depth_changes_and_preemption(
     with bounds_registered():
         llm = load(target, drafts["qwen3"], num_pages=pages, attention=attention)
     check_short_of_pages(llm, watch(llm, drafts["qwen3"]), mixed(5, max_tokens=30), short=pages == 14)
+
+
+def test_a_head_that_config_denies(target: Path, tmp_path: Path) -> None:
+    """A small model's head in the files is used, whatever its config.json says of a tie."""
+    path = write(tmp_path / "draft", "qwen3", vocab_size=VOCAB, **SMALL)
+    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (path / "config.json").write_text(json.dumps(config))
+    llm = load(target, path)
+    check_cold_and_warm(llm, watch(llm, path), mixed)
 
 
 def all_accepted(outputs: list[RequestOutput], least: int) -> None:
@@ -334,9 +345,11 @@ def test_heads_are_no_models(checkpoint: Callable[..., Path], tmp_path: Path) ->
         write_medusa(tmp_path / "medusa", target),
         *(write_eagle(tmp_path / form, target, form, embed="own") for form in ("eagle1", "eagle3", "speculators")),
     ]
+    tied = checkpoint("qwen3", tie_word_embeddings=True)
+    whole.append(rewritten(tied, tmp_path / "head", lambda t: t.update({HEAD: t.pop("model.embed_tokens.weight")})))
     medusa = shutil.copytree(target, tmp_path / "both")
     (medusa / "config.json").write_text(json.dumps({**config_of(target), "medusa_num_heads": 3}))
-    assert [ModelDrafter.recognises(given(path)) for path in whole] == [True, True]
+    assert [ModelDrafter.recognises(given(path)) for path in whole] == [True] * 3
     assert [ModelDrafter.recognises(given(path)) for path in [*heads, medusa]] == [False] * 5
 
 

@@ -147,7 +147,7 @@ def test_acceptance_is_of_chains_that_were_right_so_far(stage: str, target: Deco
         guess.copy_(torch.where(torch.arange(truth.shape[1]) % 4 > depth, truth, (truth + 1) % 64))
     replies = iter(guesses)
 
-    def logits(hidden_MH: torch.Tensor) -> torch.Tensor:
+    def logits(hidden_MH: torch.Tensor, module: int = 0) -> torch.Tensor:
         return torch.nn.functional.one_hot(next(replies).flatten(), 64).float()
 
     def nats(head: DraftHead, hidden_MH: torch.Tensor, sought_M: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ class Eagle1Head(EagleHead):
         x = self.join(torch.cat((self.embed(ids_N), hidden_NH), dim=-1))
         return self._layer(x, x, positions_N, mix, wanted_M)
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_MH: torch.Tensor, module: int = 0) -> torch.Tensor:
         return self._target[0].logits(hidden_MH)
 
     def slots(self, theirs: str = "") -> Slots:
@@ -161,7 +161,7 @@ class Eagle3Head(EagleHead):
         """[M, Vd] logits over the head's own vocabulary."""
         return self.head(self.ops.norm(hidden_MH, self.norm, self.spec.norm_eps))
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_MH: torch.Tensor, module: int = 0) -> torch.Tensor:
         return self.ops.spread_logits(self.own_logits(hidden_MH), self.ids, self.places)
 
     def slots(self, theirs: str = "") -> Slots:

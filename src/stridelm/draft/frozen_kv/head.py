@@ -95,7 +95,7 @@ class FrozenKVHead(DraftHead):
         """[N, B] the hidden state from which the next token is guessed."""
         return self.post(out_NH)
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_MH: torch.Tensor, module: int = 0) -> torch.Tensor:
         return self.head(hidden_MH, self.ops) if isinstance(self.head, OrderedHead) else self.head(hidden_MH)
 
     def slots(self, theirs: str = "") -> Slots:

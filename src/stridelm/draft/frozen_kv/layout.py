@@ -8,6 +8,7 @@ that are read need only have heads of the same widths and the same rotation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from stridelm.draft.base import TargetInfo
+from stridelm.draft.frozen_kv.head import EMBEDDING, HEAD
 from stridelm.draft.frozen_kv.ordered import Centroids
 from stridelm.draft.given import Given
 from stridelm.models.gemma4_text import reading_layers
@@ -26,6 +28,9 @@ from stridelm.models.layers.decoder import DecoderSpec
 from stridelm.models.layers.hf import common_fields
 from stridelm.models.layers.rope import RopeSpec
 from stridelm.models.loader import build_empty, load_config
+from stridelm.models.ties import same_matrix
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """Model types of assistants. They differ in nothing that is read here."""
@@ -52,7 +57,7 @@ class Layout:
     centroids: Centroids | None
     """None: every token has a logit."""
     tied: bool
-    """The output head's matrix is stored as the embedding, which nothing else reads."""
+    """The output head's matrix is stored as the embedding alone, which nothing else reads."""
 
     @classmethod
     def of(cls, given: Given) -> Layout | None:
@@ -65,7 +70,7 @@ class Layout:
             centroids = _centroids(config, text.vocab_size)
         except ValueError as error:
             raise ValueError(f"{given.path}/config.json: {error}; copy it again") from error
-        return cls(given, text, config["backbone_hidden_size"], centroids, config.get("tie_word_embeddings", True))
+        return cls(given, text, config["backbone_hidden_size"], centroids, _tied(given))
 
     def misfit(self, target: TargetInfo) -> str | None:
         """Why it does not fit this target, with the remedy; None if it does."""
@@ -140,6 +145,21 @@ def _text(given: Given) -> Any:
         have = f"num_kv_shared_layers {shared} of {text.num_hidden_layers}"
         raise ValueError(f"{file}: {have} leave layers with keys of their own, which no assistant has; copy it again")
     return text
+
+
+def _tied(given: Given) -> bool:
+    """Whether the head's matrix is stored as the embedding alone: where both are there, the head is the head."""
+    path = given.path
+    if not given.config.get("tie_word_embeddings", True):
+        return False
+    if HEAD in given.shapes and EMBEDDING in given.shapes and not same_matrix(path, EMBEDDING, path, HEAD):
+        logger.warning(
+            "%s: config.json says tie_word_embeddings, but %s differs from %s; the former is used",
+            path,
+            HEAD,
+            EMBEDDING,
+        )
+    return HEAD not in given.shapes
 
 
 def _centroids(config: Mapping[str, Any], vocab_size: int) -> Centroids | None:

@@ -35,7 +35,7 @@ from stridelm.draft.given import Given
 from stridelm.draft.guess import Chain, Guessing, chain_depth, replacing_lengths
 from stridelm.draft.model.vocabulary import FILE, difference
 from stridelm.models import MODELS, WITH_TEXT
-from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.models.layers.decoder import EMBEDDING, HEAD, Decoder, ModelInput
 from stridelm.models.loader import build_empty, build_stored, check_headers, load_config, load_model
 from stridelm.params import Speculation
 from stridelm.run.eager import Logits
@@ -44,8 +44,8 @@ from stridelm.sample.sampler import Sampler
 from stridelm.types import DraftKV, Request, Span
 from stridelm.upload import upload
 
-WHOLE = ("embed_tokens.weight", "norm.weight")
-"""Tensors of a whole decoder that heads do not have."""
+WHOLE = "norm.weight"
+"""A whole decoder has this tensor, and an embedding or an output head."""
 MARKERS = ("medusa_num_heads", "draft_vocab_size", "speculators_model_type")
 """Fields of a head's config.json."""
 
@@ -88,7 +88,8 @@ class ModelDrafter(Drafter):
         config = given.config
         kind = str(config.get("model_type"))
         known = (kind in MODELS or kind in WITH_TEXT) and not any(marker in config for marker in MARKERS)
-        return known and all(WITH_TEXT.get(kind, "model.") + name in given.shapes for name in WHOLE)
+        under = WITH_TEXT.get(kind, "model.")
+        return known and under + WHOLE in given.shapes and bool({under + EMBEDDING, HEAD} & given.shapes.keys())
 
     @classmethod
     def why_not(cls, target: TargetInfo) -> str | None:

@@ -6,7 +6,10 @@ A single module is applied repeatedly (FastMTP, arXiv 2509.18362); several are a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,9 @@ from stridelm.draft.heads import DraftHead, HeadSource, store_as_in
 from stridelm.draft.mtp.head import DEEPSEEK, FORMS, MIMO, Form, MtpHead
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.layers.hf import EXTRA_MODULES
+from stridelm.models.ties import same_matrix
+
+logger = logging.getLogger(__name__)
 
 
 class MtpDrafter(HeadDrafter):
@@ -27,7 +33,7 @@ class MtpDrafter(HeadDrafter):
     @classmethod
     def recognises(cls, given: Given) -> bool:
         declared, layers = _declared(given.config), given.config.get("num_hidden_layers", 0)
-        whole = "model.embed_tokens.weight" in given.shapes and "model.norm.weight" in given.shapes
+        whole = "model.norm.weight" in given.shapes
         return bool(declared) and not whole and _form(given.shapes, layers) is not None
 
     @classmethod
@@ -52,7 +58,9 @@ class MtpDrafter(HeadDrafter):
         form = MIMO if target.config.model_type == "mimo" else DEEPSEEK
         if target.weighted:
             form = _form(source.shapes, model.spec.num_layers) or form
-        return MtpHead(model, form, _declared(source.config))
+        head = MtpHead(model, form, _declared(source.config))
+        own = _own_matrices(head.repeated, source, target) if target.weighted else ()
+        return MtpHead(model, form, head.num_modules, own) if own else head
 
     @classmethod
     def source(cls, target: TargetInfo, head: DraftHead) -> HeadSource:
@@ -71,6 +79,22 @@ def _source(target: TargetInfo) -> Given:
     path = target.heads.get("mtp", target.path)
     assert path is not None
     return given(path)
+
+
+def _own_matrices(repeated: Mapping[str, str], source: Given, target: TargetInfo) -> tuple[str, ...]:
+    """Which of the matrices that modules may repeat are stored and differ from the target's. repeated: with its name of
+    each."""
+    assert target.path is not None
+    stored = [name for name in repeated if name in source.shapes]
+    own = tuple(name for name in stored if not same_matrix(source.path, name, target.path, repeated[name]))
+    if own:
+        _warn_once(source.path, own)
+    return own
+
+
+@lru_cache(maxsize=64)
+def _warn_once(path: Path, own: tuple[str, ...]) -> None:
+    logger.warning("%s: %s differ from the model's own; MTP modules use them", path, ", ".join(own))
 
 
 def _declared(config: Mapping[str, Any]) -> int:

@@ -26,6 +26,9 @@ from stridelm.parallel.shard import ONE, Shard
 from stridelm.types import OVERRUN
 from stridelm.values import LARGEST, number
 
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""A checkpoint's names of the two matrices that may be one; the embedding's is under the decoder's."""
+
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: the compiler hashes what it traces
 class ModelInput:
@@ -55,6 +58,9 @@ class DecoderSpec:
     max_length: int
     layers: tuple[LayerSpec, ...]
     tied: bool = False
+    """Whether embedding and output head share a matrix."""
+    tied_as_head: bool = False
+    """Whether a checkpoint stores that matrix under the head's name."""
     extra_modules: int = 0
     """MTP modules that the checkpoint includes beside its layers. They are not part of this decoder."""
     module_layer: LayerSpec | None = None
@@ -82,6 +88,16 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def embedding_name(self) -> str:
+        """The embedding's matrix in a checkpoint."""
+        return HEAD if self.tied_as_head else self.under + EMBEDDING
+
+    @property
+    def head_name(self) -> str:
+        """The output head's."""
+        return self.embedding_name if self.tied else HEAD
 
     def states(self, shard: Shard = ONE) -> LayerStates:
         """The state that a rank keeps of each layer."""
@@ -172,8 +188,9 @@ class Decoder(ModelPart):
         rest = compiled.some(start, self.spec.num_layers)
         return run_blocks(self.blocks[start:], rest, stream, rows.positions_N, rows.mix, self.norm)
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        logits_MV, cap = self.head(hidden_MH), self.spec.logit_cap
+    def logits(self, hidden_MH: torch.Tensor, head: Linear | None = None) -> torch.Tensor:
+        """head: another one than the model's."""
+        logits_MV, cap = (head or self.head)(hidden_MH), self.spec.logit_cap
         return logits_MV if cap is None else self.ops.soft_cap(logits_MV, cap)
 
     @property
@@ -196,7 +213,7 @@ class Decoder(ModelPart):
     def slots(self, theirs: str = "") -> Slots:
         """Every tensor of a Hugging Face checkpoint, and where it goes."""
         under = theirs + self.spec.under
-        yield from self._own("embed.weight", under + "embed_tokens.weight")
+        yield from self._own("embed.weight", theirs + self.spec.embedding_name)
         if self.given is not None:
             yield from self._inner("given", under)
         for i in range(self.spec.num_layers):

@@ -22,6 +22,8 @@ EXTRA_MODULES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_l
 
 TENSORS_UNDER = "tensors_under"
 """Attribute of a text part's config: how the names of its tensors begin."""
+TIED_AS_HEAD = "tied_as_head"
+"""Attribute of a config: whether the matrix of both embedding and output head is stored under the head's name."""
 OF_THE_WHOLE = ("architectures", "dtype", "quantization_config", "tie_word_embeddings")
 """Fields of a config with parts that hold for its text part."""
 
@@ -50,6 +52,7 @@ def common_fields(config: Any, ropes: Iterable[RopeSpec] | None = None) -> dict[
         "norm_eps": config.rms_norm_eps,
         "max_length": min((limit for limit in limits if limit), default=config.max_position_embeddings),
         "tied": bool(config.tie_word_embeddings),
+        "tied_as_head": bool(getattr(config, TIED_AS_HEAD, False)),
         "extra_modules": max(modules.values()),
         "under": getattr(config, TENSORS_UNDER, "model."),
     }
