@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,11 +129,18 @@ def _check_alone(case: Case, ask: Ask, said: Said, complain: Complain) -> None:
             raise complain("alone logprobs", f"{shown[0]} is not {shown[1]}, at {place}")
 
 
+def _context(config: dict[str, Any]) -> int:
+    """As long as config.json says, or `factor` times as long as before it was stretched."""
+    stated, rope = int(config["max_position_embeddings"]), config.get("rope_parameters") or {}
+    before = {"linear": stated, "yarn": rope.get("original_max_position_embeddings") or stated}
+    return max(stated, int(before.get(str(rope.get("rope_type")), 0) * (rope.get("factor") or 1)))
+
+
 def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: Complain) -> None:
     """It ends where its tokens require it, with their text."""
     assert said.request is not None
     speaks = not engine_options(case)["skip_tokenizer_init"]
-    context = case.engine.get("max_model_len", int(oracle.config["max_position_embeddings"]))
+    context = case.engine.get("max_model_len", _context(oracle.config))
     wanted = oracle.ending(ask.prompt, said.tokens, ask.params, context, speaks)
     if said.cut:
         if wanted.reason is not None or said.request.finish_reason != ("error" if said.failed else "abort"):

@@ -43,14 +43,14 @@ def common_fields(config: Any, ropes: Iterable[RopeSpec] | None = None) -> dict[
 
     Raises ValueError for senseless numbers of modules.
     """
-    limits = [rope.limit for rope in ([RopeSpec.of(config, head_dim(config))] if ropes is None else ropes)]
+    longest, used = config.max_position_embeddings, [RopeSpec.of(config, head_dim(config))] if ropes is None else ropes
     modules = {name: getattr(config, name, None) or 0 for name in EXTRA_MODULES}
     check_sizes(0, **modules)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "norm_eps": config.rms_norm_eps,
-        "max_length": min((limit for limit in limits if limit), default=config.max_position_embeddings),
+        "max_length": min((rope.context(longest) for rope in used), default=longest),
         "tied": bool(config.tie_word_embeddings),
         "tied_as_head": bool(getattr(config, TIED_AS_HEAD, False)),
         "extra_modules": max(modules.values()),

@@ -25,6 +25,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "proportional": ("factor",),
 }
 """The rope types that are supported, and the numbers without which they say nothing."""
+STRETCHED = ("linear", "yarn", "proportional")
+"""Those whose `factor` lengthens the context."""
 OPTIONAL = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 """Numbers that rope types have values of their own for."""
 LARGEST = 10**12
@@ -73,6 +75,17 @@ class RopeSpec:
         _check(kind, {**parameters, "rope_theta": theta, "partial_rotary_factor": part})
         dim = head_dim if kind == "proportional" else int(head_dim * part)
         return cls(dim, float(theta), kind, parameters, int(longest) if kind == "dynamic" else None)
+
+    def context(self, longest: int) -> int:
+        """The longest context of a model whose config has this `max_position_embeddings`. What is stretched reaches
+        `factor` times as far as without (vLLM's rule), unless the config says so already: YaRN's states where it
+        began."""
+        if self.limit is not None:
+            return self.limit
+        if self.kind not in STRETCHED or self.parameters is None:
+            return longest
+        unstretched = self.parameters["original_max_position_embeddings"] if self.kind == "yarn" else longest
+        return max(longest, int(unstretched * self.parameters["factor"]))
 
     def frequencies(self) -> tuple[torch.Tensor, float]:
         """(inverse frequencies [D/2] float32, factor on cos and sin)."""
