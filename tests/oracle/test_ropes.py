@@ -1,4 +1,4 @@
-"""Rotary positions against transformers, and how far each kind lengthens the context."""
+"""Rotary positions against transformers: frequencies, and how far each kind lengthens the context."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from stridelm import LLM, SamplingParams
+from stridelm.models.layers.rope import RopeSpec
 from stridelm.models.loader import build_empty, load_config
 from support.checkpoints.changed import copied
 from support.oracles.models import FULL, SLIDING, check_model
@@ -93,3 +97,22 @@ def test_max_model_len_up_to_the_stretched_context(checkpoint: Checkpoint) -> No
         assert len(out.token_ids) == 4
     with pytest.raises(ValueError, match="max_model_len 129 exceeds the 128 tokens"):
         LLM(str(path), max_model_len=4 * ORIGINAL + 1, **settings)
+
+
+@pytest.mark.parametrize("original", [1, 6, 8, 40, 200, 4096])
+@pytest.mark.parametrize("beta_slow", [1, 2, 7])
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("dim", [2, 10, 64])
+def test_yarn_frequencies(original: int, beta_slow: int, truncate: bool, dim: int) -> None:
+    """Also where the ramp between the rotations kept and those divided is empty, or runs backwards."""
+    yarn = {**YARN, "factor": 3.7, "rope_theta": 500.0, "original_max_position_embeddings": original}
+    config = LlamaConfig(
+        hidden_size=5 * dim,
+        num_attention_heads=5,
+        head_dim=dim,
+        max_position_embeddings=256,
+        rope_parameters={**yarn, "beta_fast": 16, "beta_slow": beta_slow, "truncate": truncate},
+    )
+    ours, factor = RopeSpec.of(config, dim).frequencies()
+    theirs, their_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=0) and factor == pytest.approx(their_factor)

@@ -120,7 +120,8 @@ class RopeSpec:
         if p.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
-        ramp = (torch.arange(self.dim // 2).float() - low) / max(high - low, 1e-3)
+        # The ramp of a config with few rotations runs backwards, as in transformers.
+        ramp = (torch.arange(self.dim // 2).float() - low) / ((high - low) or 1e-3)
         keep = 1 - ramp.clamp(0, 1)
         scaled = base / factor * (1 - keep) + base * keep
         return scaled, _yarn_attention_factor(factor, p)
