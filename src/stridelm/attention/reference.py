@@ -21,6 +21,7 @@ from stridelm.attention.tiles import BLOCK, QUERY_STEP, TileGroup, tile_groups
 from stridelm.batch import Geometry
 from stridelm.cache.layout import HeadsKV, LatentKV
 from stridelm.kernels.entries import read
+from stridelm.kernels.even_products import evened
 
 MAX_SCORES = 1 << 25
 """Most scores held at once: tiles are computed in slices of this many."""
@@ -124,7 +125,7 @@ def _slice_values(
     peak = scores.amax((2, 4), keepdim=True)
     weights = scores.sub_(peak).exp_()
     total = _add_blocks(weights.sum(-1, keepdim=True))
-    mixed = _product(weights.view(-1, height, BLOCK), v).view(tiles, heads_kv, blocks, height, value_dim)
+    mixed = _product(weights.view(-1, height, BLOCK), v).reshape(tiles, heads_kv, blocks, height, value_dim)
     out = _add_blocks(mixed) / total
     if state.value_scale != 1.0:
         out *= state.value_scale
@@ -141,8 +142,9 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool = False) -> t
     """
     if a.device.type == "cpu":
         b = b.transpose(1, 2) if transposed else b
+        out, (a, b) = b.shape[2], evened(a, b)
         steps = [torch.bmm(step, b) for step in a.split(QUERY_STEP, dim=1)]
-        return steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)
+        return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1))[:, :, :out].contiguous()
     count = a.shape[0]
     short = -count % BATCH
     if short:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from stridelm.kernels.even_products import evened
 from stridelm.kernels.ops import Parts
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     if x.is_cuda:  # cuBLAS may also choose by the number of tiles, so each tile is a separate call
         y = torch.stack([tile @ weight.t() for tile in x])
     else:
-        y = torch.bmm(x, weight.t().expand(tiles, width, weight.shape[0]))
-    y = y.reshape(tiles * TILE_ROWS, -1)[:rows]
+        x, even = evened(x, weight.t())
+        y = torch.bmm(x, even.expand(tiles, *even.shape))
+    y = y.reshape(tiles * TILE_ROWS, -1)[:rows, : weight.shape[0]].contiguous()
     return y if bias is None else y + bias
 
 
@@ -88,9 +90,11 @@ def exact_product_by_head(x_NHI: torch.Tensor, weight_HIO: torch.Tensor) -> torc
 
         return head_products(x_NHI, weight_HIO)
     # Every call has the same shape, for which a library has one kernel.
-    rows = x_NHI.shape[0]
+    rows, out = x_NHI.shape[0], weight_HIO.shape[2]
+    if not x_NHI.is_cuda:
+        x_NHI, weight_HIO = evened(x_NHI, weight_HIO)
     tiles = F.pad(x_NHI, (0, 0, 0, 0, 0, -rows % TILE_ROWS)).split(TILE_ROWS)
-    return torch.cat([product_by_head(tile, weight_HIO) for tile in tiles])[:rows]
+    return torch.cat([product_by_head(tile, weight_HIO) for tile in tiles])[:rows, :, :out].contiguous()
 
 
 def padded_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
