@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from stridelm.models.files import read_headers, read_tensors
+from stridelm.text.pointers import refuse_pointer
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Given:
     @cached_property
     def config(self) -> dict[str, Any]:
         file = self.path / "config.json"
+        refuse_pointer(file)
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -76,6 +78,7 @@ class Given:
             raise ValueError(f"{self.path} has no *.safetensors, *.bin or *.pt; copy the head's weights there")
         tensors: dict[str, torch.Tensor] = {}
         for file in files:
+            refuse_pointer(file)
             try:
                 content = torch.load(file, map_location=device, weights_only=True)
             except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:

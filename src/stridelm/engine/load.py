@@ -36,7 +36,7 @@ from stridelm.models.loader import (
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
 from stridelm.run.malloc import keep_large_blocks
-from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+from stridelm.text.tokenizer import Tokenizer, check_files, checkpoint_eos_ids
 from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.values import token_ids
 
@@ -78,6 +78,8 @@ def load(config: EngineConfig, shard: Shard = ONE, *, elastic: bool = True) -> L
     assert chosen is not None
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
     attention = pick_attention(config.attention, device, deterministic)
+    if not config.skip_tokenizer_init:
+        check_files(path)  # before minutes are spent on weights
     empty, _ = build_stored(hf_config, path, shard, config.quantization)
     check_drafters(config, target, empty, chosen)
     states = target_states(config, empty, path, device)

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stridelm.models.layers.slots import Split
+from stridelm.text.pointers import refuse_pointer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 STORED = {
@@ -37,6 +38,8 @@ STORED = {
 }
 """safetensors' names of dtypes. Of these, only DTYPES can hold dense weights, F8_E4M3 those with scales, and F8_E8M0
 such scales."""
+MISTRAL_S = "consolidated"
+"""How names of files with Mistral's own names of tensors begin."""
 MAPPED_BYTES = 2**30
 """Bytes of tensors after which a file is mapped anew."""
 
@@ -109,7 +112,9 @@ def _read(handle: Any, name: str, share: Split | None) -> torch.Tensor:
 
 @contextmanager
 def opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
-    """safetensors' handle of a file. Raises ValueError for one that is corrupt, also while it is read."""
+    """safetensors' handle of a file. Raises ValueError for one that is corrupt, also while it is read, and for a Git
+    LFS pointer in its place."""
+    refuse_pointer(file)
     try:
         with safe_open(file, framework="pt", device=str(device)) as handle:
             yield handle
@@ -119,9 +124,10 @@ def opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
 
 def _weight_files(path: Path) -> list[tuple[Path, Callable[[str], bool]]]:
     """The files of weights, and which of their tensors to read there: where there is an index, none that it says is in
-    another."""
+    another. Mistral publishes its models twice in one directory; the copy in its own format is left out."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
+        refuse_pointer(index)
         try:
             file_of = dict(json.loads(index.read_text())["weight_map"])
             names = sorted(set(file_of.values()))
@@ -131,7 +137,13 @@ def _weight_files(path: Path) -> list[tuple[Path, Callable[[str], bool]]]:
         if absent:
             raise ValueError(f"{path} lacks {', '.join(absent)}, which its index names; copy the missing shards")
         return [(path / file, partial(_is_in, file, file_of)) for file in names]
-    files = sorted(path.glob("*.safetensors"))
+    stored = sorted(path.glob("*.safetensors"))
+    files = [file for file in stored if not file.name.startswith(MISTRAL_S)]
+    if stored and not files:
+        raise ValueError(
+            f"{stored[0]} is in Mistral's own format; download the model's other files of weights "
+            f"(model*.safetensors), or convert it with transformers' convert_mistral_weights_to_hf"
+        )
     if not files:
         raise ValueError(f"{path} has no *.safetensors; convert the checkpoint with transformers' save_pretrained")
     return [(file, lambda name: True) for file in files]

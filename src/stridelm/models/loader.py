@@ -29,6 +29,7 @@ from stridelm.models.storage import METHODS, Loading, storage_of, store
 from stridelm.models.ties import settle_tie
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import bar, size
+from stridelm.text.pointers import refuse_pointer
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ def load_config(path: str | Path) -> Any:
     if not path.is_dir():
         raise ValueError(f"no model at {path}: give a directory with config.json and *.safetensors")
     if not (path / "config.json").is_file():
-        raise ValueError(f"{path} has no config.json: give a Hugging Face checkpoint directory")
+        raise ValueError(
+            f"{path} has no config.json: give a Hugging Face checkpoint directory{_in_another_format(path)}"
+        )
     stated = _json(path / "config.json")
     _make_known(stated, path)
     refuse_unread(stated.get("quantization_config"), str(path), METHODS)
@@ -79,7 +82,14 @@ def _known() -> str:
     return f"choose one of: {', '.join((*MODELS, *WITH_TEXT))}"
 
 
+def _in_another_format(path: Path) -> str:
+    if not (path / "params.json").is_file():
+        return ""
+    return "; params.json says that this one is in Meta's or Mistral's format: download the model in transformers'"
+
+
 def _json(file: Path) -> dict[str, Any]:
+    refuse_pointer(file)
     try:
         stated = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

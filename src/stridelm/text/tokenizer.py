@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stridelm.text.pointers import refuse_pointer
 from stridelm.values import check_plain, check_text
 
 VOCABULARY_FILES = (
@@ -28,6 +29,14 @@ VOCABULARY_FILES = (
 """A directory without any of these holds no tokenizer."""
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are not a character."""
+READ_BY = {
+    "tokenizer.model": "sentencepiece (or tiktoken)",
+    "spiece.model": "sentencepiece",
+    "sentencepiece.bpe.model": "sentencepiece",
+    "tekken.json": "mistral-common",
+    "tiktoken.model": "tiktoken",
+}
+"""Files that transformers reads by a package that Stride does not need, and that package."""
 
 
 class Tokenizer:
@@ -55,22 +64,14 @@ class Tokenizer:
         Raises ValueError if the directory has no tokenizer, or one that cannot be read.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise ValueError(f"no model at {path}: give a directory with a checkpoint and its tokenizer")
-        if not any((path / name).is_file() for name in VOCABULARY_FILES):
-            raise ValueError(
-                f"no tokenizer in {path}: copy tokenizer.json and tokenizer_config.json of the model there, "
-                "or pass skip_tokenizer_init=True and give prompts as token ids"
-            )
+        check_files(path)
         from transformers import AutoTokenizer
 
         try:
             hf = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         # A broken file may make transformers raise any kind of error; the user needs the file's name.
         except Exception as error:
-            raise ValueError(
-                f"the tokenizer in {path} cannot be read ({error}): copy the model's tokenizer files again"
-            ) from error
+            raise ValueError(f"the tokenizer in {path} cannot be read ({error}): {_remedy(path)}") from error
         return cls(hf, checkpoint_eos_ids(path if ends is None else ends))
 
     @property
@@ -228,6 +229,35 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
+
+
+def check_files(path: Path) -> None:
+    """Raise ValueError for a directory without a tokenizer, or with Git LFS pointers in place of its files."""
+    if not path.is_dir():
+        raise ValueError(f"no model at {path}: give a directory with a checkpoint and its tokenizer")
+    found = [path / name for name in VOCABULARY_FILES if (path / name).is_file()]
+    if not found:
+        raise ValueError(
+            f"no tokenizer in {path}: copy tokenizer.json and tokenizer_config.json of the model there, "
+            "or pass skip_tokenizer_init=True and give prompts as token ids"
+        )
+    for file in (*found, path / "tokenizer_config.json"):
+        refuse_pointer(file)
+
+
+def _remedy(path: Path) -> str:
+    """What helps where a tokenizer cannot be read."""
+    if (path / "tokenizer.json").is_file():
+        return "copy the model's tokenizer files again"
+    if (path / "vocab.json").is_file() and not (path / "merges.txt").is_file():
+        return "vocab.json says nothing without merges.txt; copy that, or the model's tokenizer.json, there"
+    for name, package in READ_BY.items():
+        if (path / name).is_file():
+            return (
+                f"copy the model's tokenizer.json there, or make one where the Python package {package}, which reads "
+                f"{name}, is installed, with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+    return "copy the model's tokenizer files again"
 
 
 def checkpoint_eos_ids(path: str | Path) -> tuple[int, ...]:

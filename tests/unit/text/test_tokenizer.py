@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stridelm.text.tokenizer import Tokenizer, checkpoint_eos_ids
+from stridelm.text.tokenizer import READ_BY, VOCABULARY_FILES, Tokenizer, checkpoint_eos_ids
 
 TEMPLATE = (
     "{% if tools %}{{ tools | length }} tools {% endif %}"
@@ -141,3 +141,32 @@ def test_a_chat_that_exhausts_the_stack(
     for unfit in ({"content": "\ud800"}, {"content": "x", "\ud800": 1}, {"content": "x", "x": ["\ud800"]}):
         with pytest.raises(ValueError, match="messages is not valid Unicode"):
             byte_level.render_chat([{"role": "user", **unfit}])
+
+
+@pytest.mark.parametrize("name", VOCABULARY_FILES)
+def test_git_lfs_pointers(tmp_path: Path, name: str) -> None:
+    """The error says what the file is and what fetches it."""
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 11421896\n")
+    with pytest.raises(ValueError, match=rf"{name} is a Git LFS pointer .*run `git lfs pull` in {tmp_path}"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", READ_BY)
+def test_forms_that_need_another_package(tmp_path: Path, name: str) -> None:
+    """A file that cannot be read without the model's tokenizer.json: the error names both, and the package."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / name).write_bytes(b"not a vocabulary")
+    with pytest.raises(ValueError, match=r"copy the model's tokenizer\.json there, or make one") as told:
+        Tokenizer.load(tmp_path)
+    assert READ_BY[name] in str(told.value) and name in str(told.value)
+
+
+def test_a_vocabulary_with_merges(tmp_path: Path) -> None:
+    """vocab.json and merges.txt are read; the former alone is refused by the name of the latter."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    tokens = ("<|endoftext|>", "h", "e", "l", "o", "he", "ll", "hell", "hello")
+    (tmp_path / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    with pytest.raises(ValueError, match=r"says nothing without merges\.txt"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\nhell o\n")
+    assert Tokenizer.load(tmp_path).encode("hello") == [8]

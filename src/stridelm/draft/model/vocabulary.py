@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from stridelm.text.pointers import refuse_pointer
+
 FILE = "tokenizer.json"
 
 
@@ -34,6 +36,7 @@ def _shown(name: str | None) -> str:
 
 def _tokens(file: Path) -> tuple[dict[int, str], frozenset[int]]:
     """(id -> token, ids of special tokens)."""
+    refuse_pointer(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         added: list[dict[str, Any]] = content.get("added_tokens") or []
