@@ -15,6 +15,7 @@ from hypothesis import settings
 from support.checkpoints.models import write
 from support.checkpoints.speaking import write_speaking
 from support.doubles import interpreter
+from support.doubles.processes import default_signals
 
 settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stride")
@@ -31,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # full collections, each of which takes a third of a second otherwise, do not scan what was imported
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _default_signals() -> Iterator[None]:
+    """What a test starts can be interrupted, even if the suite runs as a background job."""
+    with default_signals():
+        yield
 
 
 @pytest.fixture(scope="session")

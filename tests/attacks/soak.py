@@ -27,6 +27,7 @@ import psutil
 
 from attacks.attacks import ATTACKS
 from attacks.raw import Address, address_of
+from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
 OPTIONS = (
@@ -100,10 +101,11 @@ def memory(served: Served) -> dict[str, float]:
     """MiB of each process."""
     server = psutil.Process(served.process.pid)
     found = {"http": server.memory_info().rss / MIB}
-    for child in server.children():
-        line = child.cmdline()
-        name = "engine" if "stridelm.server.engine_process" in line else f"workers for {line[-2]}"
-        found[name] = child.memory_info().rss / MIB
+    for child in children_of(server.pid):
+        with suppress(psutil.NoSuchProcess):
+            line = child.cmdline()
+            name = "engine" if "stridelm.server.engine_process" in line else f"workers for {line[-2]}"
+            found[name] = child.memory_info().rss / MIB
     return found
 
 

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from attacks.raw import address_of, connect, rest
@@ -111,8 +110,7 @@ def test_metrics_beside_a_dead_engine(tmp_path: Path) -> None:
             next(iter(client.completions.create(**body, stream=True)))
             until("it is counted", lambda: gauges(served)["stride_requests_running"] == 1, 10)
             assert gauges(served)["stride_engine_up"] == 1
-            [engine] = psutil.Process(served.process.pid).children()
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(served.engine.pid, signal.SIGKILL)
         until("it is seen", lambda: gauges(served)["stride_engine_up"] == 0, 10)
         figures = settle(served, 0.1)
         assert figures["stride_kv_usage_ratio"] == 0 and figures.get("stride_kv_pages", 0) == 0

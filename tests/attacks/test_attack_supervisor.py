@@ -18,6 +18,7 @@ import pytest
 from stridelm.config import EngineConfig
 from stridelm.server import supervisor as module
 from stridelm.server.supervisor import Supervisor
+from support.doubles.processes import children_of, runs
 from support.doubles.server import PROMPT, Served, offline, serving, settle, until
 
 
@@ -35,11 +36,10 @@ def test_no_descriptor_for_the_engine(served: Served) -> None:
     """The engine dies while the server cannot open any file; once it can again, the engine is restarted, regardless of
     the number of attempts, and its output is the same as before."""
     server = psutil.Process(served.process.pid)
-    [engine] = server.children()
     before = server.rlimit(psutil.RLIMIT_NOFILE)
     taken = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd")) + 1
     server.rlimit(psutil.RLIMIT_NOFILE, (min(taken, 16), before[1]))
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(served.engine.pid, signal.SIGKILL)
     until("its start fails twice", lambda: log_of(served).count("Too many open files") >= 2, 20)
     server.rlimit(psutil.RLIMIT_NOFILE, before)
     with served.http() as client:
@@ -57,13 +57,13 @@ def test_a_hung_engine(tmp_path: Path) -> None:
     """It stops in the middle of a stream: the client gets an error, and a new engine gives the expected output. An
     engine that is only slow, or idle, is left alone."""
     with serving(tmp_path, "--engine-timeout", "4") as served, served.openai() as client:
-        [engine] = psutil.Process(served.process.pid).children()
+        engine = served.engine
         time.sleep(6)  # idle
         engine.suspend()
         time.sleep(2)
         engine.resume()
         time.sleep(4)
-        assert engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE
+        assert runs(engine)
         body = {"model": "built-in", "prompt": PROMPT, "temperature": 0, "max_tokens": 400}
         stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
         next(iter(stream))
@@ -83,13 +83,12 @@ def test_no_process_outlives_the_server(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         with served.http() as client:
             assert client.post("/v1/completions", json=grammar).status_code == 200
-        others = psutil.Process(served.process.pid).children()
+        others = children_of(served.process.pid)
         assert len(others) == 2
         for other in others:
             other.suspend()
         served.process.kill()
-        gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        until("they end", lambda: not any(one.is_running() and one.status() not in gone for one in others), 15)
+        until("they end", lambda: not any(map(runs, others)), 15)
 
 
 class Process:

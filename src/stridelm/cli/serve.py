@@ -48,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
     from stridelm.server.logs import set_up_logging
 
+    # A shell has its background jobs ignore SIGINT. A server handles the signal all the same, from here to its end: it
+    # is sent by who wants to stop it, and one that went on would keep its port and its device.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     server, engine = read_configs(args, os.environ)
     server = server.resolve(engine)
     set_up_logging(logging.WARNING, server.log_json)

@@ -21,6 +21,7 @@ import psutil
 
 from stridelm import LLM, SamplingParams
 from stridelm.llm import CompletionOutput
+from support.doubles.processes import children_of
 
 CHATML = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
@@ -102,7 +103,7 @@ def serving(
 
 def engines_of(pid: int) -> list[psutil.Process]:
     """Engine processes that this process has started and that run."""
-    return [child for child in psutil.Process(pid).children() if "stridelm.server.engine_process" in child.cmdline()]
+    return children_of(pid, "stridelm.server.engine_process")
 
 
 def _ready_line(process: subprocess.Popen[str], log: Path) -> str:
@@ -134,8 +135,7 @@ def until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def working(served: Served) -> int:
     """The number of live workers, not counting the processes that fork them."""
-    processes = psutil.Process(served.process.pid).children(recursive=True)
-    return sum("nursery" in " ".join(parent.cmdline()) for one in processes if (parent := one.parent()))
+    return sum(len(children_of(nursery.pid)) for nursery in children_of(served.process.pid, "nursery"))
 
 
 def gauges(served: Served) -> dict[str, float]:

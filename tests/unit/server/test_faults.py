@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 
 from stridelm import SamplingParams
+from support.doubles.processes import runs
 from support.doubles.server import PROMPT, Served, gauges, llm, offline, serving, settle, until
 
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -271,7 +271,7 @@ def test_the_server_is_killed(frail: Served) -> None:
     """The engine does not outlive the server."""
     engine = frail.engine
     frail.process.kill()
-    until("the engine ends too", lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 15)
+    until("the engine ends too", lambda: not runs(engine), 15)
 
 
 def test_ending(frail: Served) -> None:

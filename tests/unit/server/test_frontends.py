@@ -36,6 +36,7 @@ from stridelm.server.frontends.messages import EngineState, Opening
 from stridelm.server.limits import Limits
 from stridelm.server.messages import Accepted, Ready, encode
 from stridelm.server.outlets import Outlets
+from support.doubles.processes import children_of, runs
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle, until
 
 COUNT = 3
@@ -59,16 +60,14 @@ def three(several: Served) -> Iterator[Served]:
 
 
 def nursery_of(served: Served) -> psutil.Process:
-    [nursery] = [one for one in psutil.Process(served.process.pid).children() if "frontends.nursery" in words(one)]
+    [nursery] = children_of(served.process.pid, "frontends.nursery")
     return nursery
 
 
-def words(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
-
-
 def frontends(served: Served) -> list[psutil.Process]:
-    return nursery_of(served).children()
+    """Those that run: none while their nursery is being started."""
+    nurseries = children_of(served.process.pid, "frontends.nursery")
+    return [frontend for nursery in nurseries for frontend in children_of(nursery.pid)]
 
 
 def held(served: Served) -> float:
@@ -276,10 +275,7 @@ def test_the_nursery_is_killed(three: Served) -> None:
 
 
 def _replaced(served: Served, before: set[int]) -> bool:
-    try:
-        now = {one.pid for one in frontends(served)}
-    except (psutil.NoSuchProcess, ValueError):
-        return False
+    now = {one.pid for one in frontends(served)}
     return len(now) == COUNT and not now & before
 
 
@@ -412,7 +408,7 @@ def test_ending(tmp_path: Path) -> None:
     finish, and at the deadline the rest end with a reason. No process is left."""
     options = ("--api-server-count", str(COUNT), "--drain-timeout", "3", "--max-num-seqs", "32")
     with serving(tmp_path, *options) as served:
-        processes = psutil.Process(served.process.pid).children(recursive=True)
+        processes = children_of(served.process.pid, recursive=True)
         assert len(processes) == 2 + COUNT
         with everywhere(served) as clients:
             [short] = started(served, {**LONG, "max_tokens": 30}, 1)
@@ -427,8 +423,7 @@ def test_ending(tmp_path: Path) -> None:
         reasons = [reason for stream in long for reason in stream.end().reasons]
         assert len(reasons) == 8 * COUNT and set(reasons) <= {"abort", "length"} and "abort" in reasons
         assert served.process.wait(30) == 0, served.log.read_text(encoding="utf-8")
-        _, alive = psutil.wait_procs(processes, 10)
-        assert not alive
+        until("all end", lambda: not any(map(runs, processes)), 10)
 
 
 def test_what_a_frontend_loads() -> None:
@@ -439,10 +434,9 @@ def test_what_a_frontend_loads() -> None:
 
 def test_no_process_outlives_the_parent(tmp_path: Path) -> None:
     with serving(tmp_path, "--api-server-count", str(COUNT)) as served:
-        processes = psutil.Process(served.process.pid).children(recursive=True)
+        processes = children_of(served.process.pid, recursive=True)
         served.process.kill()
-        _, alive = psutil.wait_procs(processes, 15)
-        assert not alive
+        until("all end", lambda: not any(map(runs, processes)), 15)
 
 
 def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,9 +445,11 @@ def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(fleet_module, "LOOKS", 60)
     ready = Ready("model", "none", 0, "exact", "", [], 512, 512, 64, "cpu", "float32", 8, 16, [])
     joined: list[Member] = []
+    processes: list[psutil.Process] = []
 
     def join(member: Member) -> None:
         joined.append(member)
+        processes.append(psutil.Process(member.pid))
         member.channel.send(EngineState(ready, None, "there is none"))
 
     async def go() -> None:
@@ -470,7 +466,7 @@ def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         await fleet.stop(force=False, seconds=10)
 
     asyncio.run(go())
-    until("none is left", lambda: not any(psutil.pid_exists(member.pid) for member in joined), 10)
+    until("none is left", lambda: not any(map(runs, processes)), 10)
 
 
 def test_limits_are_divided() -> None:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from stridelm.config import EngineConfig
@@ -21,7 +20,8 @@ from stridelm.server.alone import Server
 from stridelm.server.config import ServerConfig
 from stridelm.server.metrics import Metrics
 from stridelm.server.run import loaded, supervised
-from support.doubles.server import engines_of, until
+from support.doubles.processes import background_job, children_of, runs
+from support.doubles.server import engines_of, serving, until
 
 SERVE = (sys.executable, "-m", "stridelm.cli.main", "serve")
 
@@ -67,20 +67,35 @@ def test_a_directory_that_is_too_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("frontends", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_it_loads(number: signal.Signals, code: int, frontends: int, short_path: Path) -> None:
-    """It ends with the processes it has started, and leaves no files."""
+    """It ends with the processes it has started, and leaves no files, although it was told to ignore SIGINT."""
     command = (*SERVE, "--port", "0", "--api-server-count", str(frontends))
-    process = subprocess.Popen(
-        command, env=_temporary(short_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with background_job():
+        process = subprocess.Popen(
+            command, env=_temporary(short_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     with process:
-        until("the engine is started", lambda: bool(engines_of(process.pid)), 60)
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
-        said, errors = process.communicate(timeout=60)
+        try:
+            until("the engine is started", lambda: bool(engines_of(process.pid)), 60)
+            started = children_of(process.pid, recursive=True)
+            process.send_signal(number)
+            said, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()  # does nothing once its exit code is known
     assert process.returncode == code, (said, errors)
     assert "Traceback" not in errors and "serving" not in said
-    until("all that it started ends", lambda: not any(each.is_running() for each in started), 10)
+    until("all that it started ends", lambda: not any(map(runs, started)), 10)
     assert not list(short_path.glob("stride-*"))
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_a_signal_while_it_serves(frontends: int, tmp_path: Path) -> None:
+    """It ends with the processes it has started, although it was told to ignore SIGINT."""
+    with background_job(), serving(tmp_path, "--api-server-count", str(frontends)) as served:
+        started = children_of(served.process.pid, recursive=True)
+        assert len(started) == (1 if frontends == 1 else 2 + frontends)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(60) == 0, served.log.read_text(encoding="utf-8")
+    until("all that it started ends", lambda: not any(map(runs, started)), 10)
 
 
 def _ended(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
