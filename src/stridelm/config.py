@@ -81,7 +81,9 @@ class EngineConfig:
     page_size: int = option(16, "tokens in a page of KV")
     num_pages: int | None = option(None, "pages of KV; by default as many as kv_memory_fraction allows")
     kv_memory_fraction: float | None = option(
-        None, "share of free memory that KV may take; by default 0.9 on a GPU and 0.25 on a CPU"
+        None,
+        "share of free memory that KV may take; by default 0.25 on a CPU, and on a GPU 0.9, or all but 3 GiB where "
+        "that is more",
     )
     max_num_seqs: int = option(32, "maximum number of requests running at once")
     max_num_batched_tokens: int = option(1024, "maximum rows of one step: prompt, decode and draft rows together")

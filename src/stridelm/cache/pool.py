@@ -216,6 +216,24 @@ def _slots(pages_RP: torch.Tensor, storage_RD: torch.Tensor, page_size: int) -> 
 
 
 @dataclass(frozen=True)
+class KvShare:
+    """What of the memory left KV may take."""
+
+    fraction: float
+    margin: int | None = None
+    """Bytes that are enough to leave, where the fraction would leave more."""
+
+    def of(self, left: int) -> int:
+        room = int(left * self.fraction)
+        return room if self.margin is None else max(room, left - self.margin)
+
+    def needed(self, kv: int) -> int:
+        """How much must be left for so much KV."""
+        need = math.ceil(kv / self.fraction)
+        return need if self.margin is None else min(need, kv + self.margin)
+
+
+@dataclass(frozen=True)
 class MemoryBudget:
     """The memory available to a pool, in bytes."""
 
@@ -230,16 +248,16 @@ class MemoryBudget:
         """Memory that pages may use."""
         return max(0, self.free - self.activations)
 
-    def page_counts(self, page_bytes: Mapping[str, int], fraction: float, useful: Mapping[str, int]) -> dict[str, int]:
-        """Page group -> number of pages that fit into `fraction` of the memory left, at most `useful`. If not all of
+    def page_counts(self, page_bytes: Mapping[str, int], share: KvShare, useful: Mapping[str, int]) -> dict[str, int]:
+        """Page group -> number of pages that fit into this share of the memory left, at most `useful`. If not all of
         those fit, each group is scaled down proportionally.
 
         Raises ValueError, stating how much is missing, if there is not even room for one page of each.
         """
-        room, one = int(self.left * fraction), sum(page_bytes.values())
+        room, one = share.of(self.left), sum(page_bytes.values())
         if room < one:
             raise ValueError(
-                f"no room for KV: {fraction:g} of {self} is {size(room)}, {size(one - room)} less than a page "
+                f"no room for KV: {share.fraction:g} of {self} is {size(room)}, {size(one - room)} less than a page "
                 f"takes; raise kv_memory_fraction{self._remedy} or free memory"
             )
         return divided(room, page_bytes, useful)

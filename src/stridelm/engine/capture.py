@@ -9,8 +9,11 @@ the forward pass (run/segments.py) are captured separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -26,7 +29,7 @@ from stridelm.engine.proposals import FromHost, Proposing
 from stridelm.engine.stats import EngineStats
 from stridelm.engine.ways import OTHERS, Ways, combined, share_of, ways_of
 from stridelm.params import SamplingParams
-from stridelm.progress import bar
+from stridelm.progress import bar, size
 from stridelm.run.batch import RowLayout, packed, row_layout
 from stridelm.run.eager import Logits
 from stridelm.run.graphs import GraphPool
@@ -37,6 +40,8 @@ from stridelm.types import Request, Span, StepPlan
 
 if TYPE_CHECKING:
     from stridelm.run.segments import Segments
+
+logger = logging.getLogger(__name__)
 
 MIN_ROWS = 64
 """Rows, padding included, that a captured step may have even if the step budget is smaller."""
@@ -112,6 +117,7 @@ class Capture:
         self._graphs: dict[Kind, Graph | None] = {}
         """None: there was no memory for it."""
         self._proposing: dict[Kind, Proposing | None] = {}
+        self._missing = 0
         self._stats = stats
 
     @property
@@ -123,6 +129,11 @@ class Capture:
     def proposals(self) -> tuple[Kind, ...]:
         """The kinds whose proposals were captured by themselves."""
         return tuple(kind for kind, graph in self._proposing.items() if graph is not None)
+
+    @property
+    def missing(self) -> int:
+        """How many graphs there was no memory for."""
+        return self._missing + (0 if self._segments is None else self._segments.missing)
 
     def run(self, plan: StepPlan, transaction: Transaction, land: Land, *, detailed: bool = False) -> Run:
         """Run the device's half of a step: by replay if the whole step can be captured, else part by part."""
@@ -160,23 +171,53 @@ class Capture:
 
     def at_start(self) -> None:
         """Capture the steps of requests with default speculation, and of those without, for every batch size and class
-        of parameters, and the parts of steps with prompts: the largest first, and as many as the pool's memory
-        allows."""
+        of parameters, and the parts of steps with prompts: as many as the pool's memory allows. Those with few rows
+        come first, since they lose most without a graph."""
         params = SamplingParams(max_tokens=1)
         requests = (self._typical(params), self._typical(replace(params, speculation="off")))
         kinds = expected_kinds(requests, self._budget.requests, self._sampling.generation)
-        wanted = [(kind, ways) for kind, ways in kinds.items() if self._fits(kind)]
-        segments = [] if self._segments is None else self._segments.expected(self._budget.requests)
-        with bar("capturing steps", len(wanted) + len(segments), "graphs") as advance:
-            for kind, ways in wanted:
+        fit = sorted(filter(self._fits, kinds), key=lambda kind: (kind.rows, kind.features.value))
+        steps: list[tuple[int, Callable[[], None]]] = []
+        steps += [(kind.rows, partial(self._prepare, kind, kinds[kind])) for kind in fit]
+        passes: list[tuple[int, Callable[[], None]]] = []
+        if self._segments is not None:
+            sizes = self._segments.expected(self._budget.requests)
+            pages = (self.device.pages, self.device.page_size)
+            passes += [(size[0], partial(self._segments.prepare, *size, *pages)) for size in sizes]
+        with bar("capturing steps", len(steps) + len(passes), "graphs") as advance:
+            self._capture_largest([(kind, kinds[kind]) for kind in reversed(fit)])
+            for _, capture in passes[-1:] + sorted(steps + passes, key=lambda job: job[0]):
+                capture()  # the largest pass too shares its memory with the others
+                advance(1)
+        if self.missing:
+            logger.error(
+                "%d of the graphs that ordinary steps need were not captured: capture_memory (%s) or the device's "
+                "memory is used up. Without one, a step of few rows takes several times as long. Raise capture_memory, "
+                "lower max_num_seqs, or free memory on %s",
+                self.missing,
+                size(self.pool.budget),
+                self.device.device,
+            )
+
+    def _prepare(self, kind: Kind, ways: Ways) -> None:
+        """Capture the step and, by themselves, its proposals."""
+        self._graph(kind, ways)
+        if kind.draft and kind.ways:
+            self._proposing_of(kind, ways)
+
+    def _capture_largest(self, kinds: Sequence[tuple[Kind, Ways]]) -> None:
+        """Capture the largest step that leaves half of the pool's memory to others: all smaller ones share what it
+        takes for its tensors. kinds: the largest first."""
+        rows = math.inf
+        for kind, ways in kinds:
+            if kind.rows < rows:
+                rows = kind.rows
                 self._graph(kind, ways)
-                if kind.draft and kind.ways:
-                    self._proposing_of(kind, ways)
-                advance(1)
-            for segment in segments:
-                assert self._segments is not None
-                self._segments.prepare(segment, self.device.pages, self.device.page_size)
-                advance(1)
+                if 2 * self.pool.spent <= self.pool.budget:
+                    return
+                self._graphs.clear()
+                self._missing = 0
+                self.pool.clear()
 
     def _graph(self, kind: Kind, ways: Ways) -> Graph | None:
         """The graph for the kind, captured now if possible."""
@@ -193,6 +234,7 @@ class Capture:
         if kind not in made:
             graph = make(self.device, self._sampling, kind, ways, self.pool)
             made[kind] = graph if graph.is_captured else None
+            self._missing += not graph.is_captured
         return made[kind]
 
     def _kind(self, spans: tuple[Span, ...], ways: Ways, needed: Feature, draft: Draft | None) -> Kind | str:

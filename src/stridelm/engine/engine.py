@@ -320,6 +320,7 @@ class Engine:
         """Graphs and kernels made so far, and depths chosen, in the statistics."""
         if self.capture is not None:
             self.stats.captures, self.stats.compilations = self.capture.pool.graphs, compilations.count()
+            self.stats.missing_graphs = self.capture.missing
         if self.adaptive is not None:
             if not self.busy:
                 self.adaptive.settle()

@@ -7,12 +7,11 @@ import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
 import torch
 
 from stridelm.cache.layout import LayerStates, bytes_per_token, windows_of
-from stridelm.cache.pool import MemoryBudget, divided
+from stridelm.cache.pool import KvShare, MemoryBudget, divided
 from stridelm.cache.split import most_pages
 from stridelm.config import DEFAULT_CAPTURE_MEMORY, EngineConfig
 from stridelm.draft import DRAFTERS
@@ -26,6 +25,8 @@ from stridelm.types import MAX_DRAFT_ROWS
 logger = logging.getLogger(__name__)
 
 CPU_MEMORY_FRACTION, GPU_MEMORY_FRACTION = 0.25, 0.9
+GPU_MARGIN = 3 << 30
+"""Bytes left free on a large GPU beside all that is planned: for gaps between tensors, for kernels and libraries."""
 PARTS = {
     ".mlp.experts.": "experts",
     ".mixer.": "attention",
@@ -45,8 +46,8 @@ class MemoryProfile:
     """Before anything is loaded."""
     parts: Mapping[str, int]
     """What is taken before KV, by part."""
-    fraction: float | None
-    """Share of what is left that KV may take; None if the number of pages is given."""
+    share: KvShare | None
+    """Of what is left, that KV may take; None if the number of pages is given."""
     page_bytes: int
     """Of a page of every group."""
     kv: int
@@ -82,7 +83,7 @@ class MemoryProfile:
     def check(self) -> None:
         """Raise ValueError, stating how much is missing and what would help, if nothing is left for KV."""
         least = max(self.kv, self.page_bytes)
-        need = self.taken + (least if self.fraction is None else ceil(least / self.fraction))
+        need = self.taken + (least if self.share is None else self.share.needed(least))
         if need <= self.free:
             return
         parts = ", ".join(f"{name} {size(count)}" for name, count in self.parts.items())
@@ -122,20 +123,20 @@ def profile_memory(
     }
     parts = {name: count for name, count in parts.items() if count}
     states = stored_states(config, (*model.layer_states, *need.layers))
-    page_bytes, fraction = page_bytes_of(config, states, dtype), kv_fraction(config, device)
-    room = int(max(0, free - sum(parts.values())) * fraction)
+    page_bytes, share = page_bytes_of(config, states, dtype), kv_share(config, device)
+    room = share.of(max(0, free - sum(parts.values())))
     useful = useful_pages(config, windows_of(states), target.max_length)
     pages = _pages(config, useful, page_bytes, room)
     return MemoryProfile(
         device=device,
         free=free,
         parts=parts,
-        fraction=None if config.num_pages is not None else fraction,
+        share=None if config.num_pages is not None else share,
         page_bytes=sum(page_bytes.values()),
         kv=sum(pages[group] * page_bytes[group] for group in pages),
         contexts=_contexts(config, states, pages, target.max_length),
         max_length=target.max_length,
-        remedies=_remedies(config, parts, dtype, fraction),
+        remedies=_remedies(config, parts, dtype, share.fraction),
     )
 
 
@@ -190,11 +191,11 @@ def captured_bytes(config: EngineConfig, *, captures: bool) -> int:
     return int(graphs * 2**30) if captures and config.may_capture else 0
 
 
-def kv_fraction(config: EngineConfig, device: torch.device) -> float:
-    """Share of the memory left that KV may take."""
+def kv_share(config: EngineConfig, device: torch.device) -> KvShare:
+    """What of the memory left KV may take."""
     if config.kv_memory_fraction is not None:
-        return config.kv_memory_fraction
-    return GPU_MEMORY_FRACTION if device.type == "cuda" else CPU_MEMORY_FRACTION
+        return KvShare(config.kv_memory_fraction)
+    return KvShare(GPU_MEMORY_FRACTION, GPU_MARGIN) if device.type == "cuda" else KvShare(CPU_MEMORY_FRACTION)
 
 
 def page_bytes_of(config: EngineConfig, states: LayerStates, dtype: torch.dtype) -> dict[str, int]:
@@ -237,7 +238,7 @@ def count_pages(
         room.check(config.num_pages, sum(page_bytes.values()))
     else:
         useful = useful_pages(config, windows, max_length)
-        counts = room.page_counts(page_bytes, kv_fraction(config, room.device), useful)
+        counts = room.page_counts(page_bytes, kv_share(config, room.device), useful)
     most = dict(counts)
     if elastic:
         most = _most_pages(counts, windows, page_bytes, useful_pages(config, windows, max_length), config.page_size)

@@ -3,6 +3,7 @@ compiled when it is first launched, one after another."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -13,7 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from stridelm.builtin import builtin_path
+from stridelm.cache.pool import free_memory
 from stridelm.config import EngineConfig
 from stridelm.engine.check_drafting import check_drafting
 from stridelm.engine.engine import Engine
@@ -21,7 +25,7 @@ from stridelm.engine.load import resolve_device
 from stridelm.kernels import compilations
 from stridelm.kernels.ahead import compiling
 from stridelm.kernels.ready_mark import ReadyMark
-from stridelm.progress import bar
+from stridelm.progress import bar, size
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +46,17 @@ def start(config: EngineConfig) -> Engine:
             mark.set()
         except OSError as error:
             logger.debug("the kernels' cache cannot be written: %s", error)
+    if engine.loaded.device.type == "cuda":
+        _give_back(engine.loaded.device)
     return engine
+
+
+def _give_back(device: torch.device) -> None:
+    """Return memory that only the start needed: steps of every size have run, and PyTorch has kept what they took."""
+    gc.collect()
+    free = free_memory(device)
+    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    logger.info("ready: %s free on %s; PyTorch holds %s, %s of them in use", size(free), device, size(held), size(used))
 
 
 def compile_ahead(config: EngineConfig) -> None:

@@ -31,6 +31,8 @@ class EngineStats:
     """Times that memory was moved from one page group to another."""
     captures: int = 0
     """Graphs captured, those at the start included."""
+    missing_graphs: int = 0
+    """Graphs that there was no memory for, now: the steps that need one run part by part."""
     compilations: int = 0
     """Kernels compiled, those at the start included."""
     uncaptured: dict[str, int] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -15,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_OUTSIDE = 32 << 20
-"""Bytes that the driver may take for one graph beside torch's memory: a few MiB in practice. What is missing beyond
-that was taken by another process on the card."""
+DRIVERS_SHARE = 6 << 20
+"""Bytes that the driver keeps for one graph beside torch's memory. An estimate: the driver tells only how much of the
+whole card is free, which other processes change at any time. 220 graphs of an 8B model take 1.7 GiB with torch's."""
 
 
 class GraphPool:
@@ -26,9 +27,14 @@ class GraphPool:
     def __init__(self, budget: int, device: torch.device) -> None:
         """budget: bytes of device memory that all graphs together may take."""
         self.budget = budget
-        self.spent = 0
-        self.graphs = 0
         self._device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew, once no graph of this pool is left."""
+        self.spent = self.graphs = 0
+        self._full = False
+        """Whether a graph was refused."""
         self._handle = torch.cuda.graph_pool_handle()
 
     def capture(self, body: Callable[[], T], inputs: int = 0) -> tuple[torch.cuda.CUDAGraph, T] | None:
@@ -39,22 +45,28 @@ class GraphPool:
         inputs: bytes of tensors that the caller allocated for the graph.
         """
         if self.spent >= self.budget:
+            if not self._full:
+                self._full = True
+                logger.warning(
+                    "captured steps take %.2f GiB in %d graphs, all of capture_memory: steps of others run eagerly",
+                    self.spent / 2**30,
+                    self.graphs,
+                )
             return None
         try:
             captured = self._capture(body)
         except torch.OutOfMemoryError:
-            self.spent = self.budget
+            self.spent, self._full = self.budget, True
             logger.warning("no memory to capture a step: steps not captured yet run eagerly; lower kv_memory_fraction")
             return None
         self.spent += inputs
         self.graphs += 1
-        if self.spent >= self.budget:
-            logger.warning(
-                "captured steps take %.2f GiB in %d graphs, all of capture_memory: steps of other kinds run eagerly",
-                self.spent / 2**30,
-                self.graphs,
-            )
         return captured
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """For all captures: cuBLAS keeps a workspace for every stream that it has run on, 32 MiB on Hopper."""
+        return torch.cuda.Stream(self._device)
 
     def seconds(self, graph: torch.cuda.CUDAGraph) -> float:
         """How long a replay takes, which nothing else disturbs: the shorter one of two."""
@@ -74,31 +86,20 @@ class GraphPool:
         return borrowed.view(tensor.dtype)
 
     def _capture(self, body: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             body()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # else memory cached by the first run would offset what the capture takes
-        before = self._memory()
+        before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local")
+        with _no_collection(), capture:
             result = body()
-        self.spent += taken(before, self._memory())
+        # Of this process alone: other engines may be starting on the card.
+        self.spent += max(0, torch.cuda.memory_reserved(self._device) - before) + DRIVERS_SHARE
         return graph, result
-
-    def _memory(self) -> tuple[int, int]:
-        """(bytes free on the device, bytes that torch holds of it in this process)."""
-        return torch.cuda.mem_get_info(self._device)[0], torch.cuda.memory_reserved(self._device)
-
-
-def taken(before: tuple[int, int], after: tuple[int, int]) -> int:
-    """Bytes that a capture took: torch's own, and what the driver keeps for the graph, which shows only in the memory
-    of the whole device. (free, reserved) before and after."""
-    own = after[1] - before[1]
-    outside = before[0] - after[0] - own
-    return max(0, own + min(max(0, outside), MOST_OUTSIDE))
 
 
 class _Borrowed:

@@ -161,6 +161,8 @@ class Segments:
         self._layers = Counter(runner.pool.read)  # once: layers are many, and compared number by number
         self._segments: dict[Kind, Segment | None] = {}
         """None: there was no memory for it."""
+        self.missing = 0
+        """How many passes there was no memory for."""
         self._host = math.inf
         """What the host takes to launch a pass, however many rows it has: the least of all that it launched to capture
         them. Single ones take up to twice as long."""
@@ -173,14 +175,14 @@ class Segments:
         return self._runner.logits(segment.replay(batch), batch)
 
     def expected(self, requests: int) -> list[tuple[int, int]]:
-        """(rows, spans) of what steps of at most so many requests may need, the largest first."""
+        """(rows, spans) of what steps of at most so many requests may need, the smallest first."""
         fewest = dict(zip(SPANS, (1, *(size + 1 for size in SPANS))))
-        sizes = itertools.product(reversed(ROWS), reversed(SPANS))
+        sizes = itertools.product(ROWS, SPANS)
         return [(rows, spans) for rows, spans in sizes if fewest[spans] <= min(rows, requests)]
 
-    def prepare(self, size: tuple[int, int], pages: PageTables, page_size: int) -> None:
+    def prepare(self, rows: int, spans: int, pages: PageTables, page_size: int) -> None:
         """Capture forward passes of such a size, if the backend can."""
-        self._captured(*size, _no_rows(pages, page_size, self._max_length))
+        self._captured(rows, spans, _no_rows(pages, page_size, self._max_length))
 
     def _is_faster_launched(self, segment: Segment, geometry: Geometry) -> bool:
         # With fewer rows than the smallest pass has, a step may need kernels that no capture has compiled.
@@ -204,6 +206,7 @@ class Segments:
         if kind not in self._segments:
             segment = Segment(self._runner, self._pool, kind, like, self._max_length, self._layers)
             self._segments[kind] = segment if segment.is_captured else None
+            self.missing += not segment.is_captured
             self._host = min(self._host, segment.host)
         return self._segments[kind]
 

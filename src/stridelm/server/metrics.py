@@ -206,6 +206,9 @@ class Metrics(Collector):
         self._rows = self._gauge(
             "engine_row_budget", "Maximum rows of a step: fewer than max_num_batched_tokens while memory is short"
         )
+        self._missing = self._gauge(
+            "engine_missing_graphs", "Graphs that capture_memory had no room for: steps that need one run part by part"
+        )
         self._up = self._gauge("engine_up", "1 while the engine is up, 0 while it is not")
         self._restarts = self._counter("engine_restarts", "Restarts of the engine")
         self._frontend_restarts = self._counter(
@@ -281,6 +284,7 @@ class Metrics(Collector):
         self._running.set(report.running)
         self._waiting.set(report.waiting)
         self._rows.set(report.row_budget)
+        self._missing.set(report.stats.missing_graphs)
         usage = 0.0
         for group, pages in report.pages.items():
             for state in PAGE_STATES:
@@ -305,7 +309,7 @@ class Metrics(Collector):
 
     def engine_down(self) -> None:
         """Reset the gauges: nothing runs, waits or is held any more. The next engine counts from 0."""
-        for gauge in (self._up, self._running, self._waiting, self._usage, self._rows):
+        for gauge in (self._up, self._running, self._waiting, self._usage, self._rows, self._missing):
             gauge.set(0)
         self._gain.set(math.nan)
         self._pages.clear()

@@ -46,6 +46,8 @@ def _tensors(readable: Readable) -> list[tuple[str, torch.Tensor]]:
 class ReplayPool:
     """Stands in for `GraphPool`, without memory of its own."""
 
+    budget = spent = 0
+
     def __init__(self) -> None:
         self.made: list[Replay] = []
         self.graphs = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stridelm.cache.layout import HeadsKV, LatentKV, Shared, bytes_per_token, in_eight_bits
-from stridelm.cache.pool import MemoryBudget, PagePool, free_memory
+from stridelm.cache.pool import KvShare, MemoryBudget, PagePool, free_memory
 from support.doubles.means import MeanState
 
 LAYOUT = (
@@ -105,29 +105,38 @@ def test_bytes_per_token() -> None:
 def test_page_count(free: int, activations: int, fraction: float, cap: int, pages: int) -> None:
     """The number of pages that fit in the fraction of what a step leaves free, but no more than are useful."""
     room = MemoryBudget(CPU, free, activations)
-    assert room.page_counts({"full": 1000}, fraction, {"full": cap}) == {"full": pages}
+    assert room.page_counts({"full": 1000}, KvShare(fraction), {"full": cap}) == {"full": pages}
+
+
+@pytest.mark.parametrize("share", [KvShare(0.9), KvShare(0.25), KvShare(1.0), KvShare(0.9, 3000), KvShare(0.5, 1)])
+@pytest.mark.parametrize("kv", [1, 999, 26_999, 27_000, 27_001, 10**9])
+def test_what_a_share_needs(share: KvShare, kv: int) -> None:
+    """So much, and no less, has room for this KV; a margin that is smaller than what the fraction leaves is enough."""
+    need = share.needed(kv)
+    assert share.of(need) >= kv > share.of(need - 1)
+    assert share.of(need) == int(need * share.fraction) or need - share.of(need) == share.margin
 
 
 def test_page_counts_of_two_groups() -> None:
     """As many as are useful if they fit, else each group's share."""
     sizes, useful = {"full": 1000, "window": 300}, {"full": 500, "window": 20}
-    assert MemoryBudget(CPU, 506_000).page_counts(sizes, 1.0, useful) == useful
-    half = MemoryBudget(CPU, 506_000).page_counts(sizes, 0.5, useful)
+    assert MemoryBudget(CPU, 506_000).page_counts(sizes, KvShare(1.0), useful) == useful
+    half = MemoryBudget(CPU, 506_000).page_counts(sizes, KvShare(0.5), useful)
     assert half == {"full": 250, "window": 10}
-    assert MemoryBudget(CPU, 1300).page_counts(sizes, 1.0, useful) == {"full": 1, "window": 1}
+    assert MemoryBudget(CPU, 1300).page_counts(sizes, KvShare(1.0), useful) == {"full": 1, "window": 1}
 
 
 def test_no_room_for_a_page() -> None:
     """The error says what is free, how much of it a step takes, how much is missing, and what would help."""
     with pytest.raises(ValueError, match="raise kv_memory_fraction or free memory") as plain:
-        MemoryBudget(CPU, 4 * MIB).page_counts({"full": 3 * MIB}, 0.5, {"full": 7})
+        MemoryBudget(CPU, 4 * MIB).page_counts({"full": 3 * MIB}, KvShare(0.5), {"full": 7})
     assert "0.5 of 4.0 MiB free on cpu is 2.0 MiB, 1.0 MiB less than a page takes" in str(plain.value)
     with pytest.raises(ValueError, match="raise kv_memory_fraction, lower max_num_batched_tokens or free") as beside:
-        MemoryBudget(GPU, 4 * MIB, 3 * MIB).page_counts({"full": 3 * MIB}, 1.0, {"full": 7})
+        MemoryBudget(GPU, 4 * MIB, 3 * MIB).page_counts({"full": 3 * MIB}, KvShare(1.0), {"full": 7})
     assert "1.0 MiB free on cuda:1, beside 3.0 MiB for activations and captured steps, is" in str(beside.value)
     assert "2.0 MiB less than a page takes" in str(beside.value)
     with pytest.raises(ValueError, match="0 B free on cuda:1"):
-        MemoryBudget(GPU, 4 * MIB, 5 * MIB).page_counts({"full": 1}, 1.0, {"full": 7})
+        MemoryBudget(GPU, 4 * MIB, 5 * MIB).page_counts({"full": 1}, KvShare(1.0), {"full": 7})
 
 
 def test_pages_that_were_asked_for() -> None:

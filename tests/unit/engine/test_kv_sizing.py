@@ -16,7 +16,7 @@ from stridelm.cache.pool import MemoryBudget
 from stridelm.config import EngineConfig
 from stridelm.engine import load
 from stridelm.engine.load import peak_activations, run_rows
-from stridelm.engine.memory import count_pages, largest_step
+from stridelm.engine.memory import GPU_MARGIN, count_pages, largest_step
 from stridelm.models.layers.decoder import Decoder
 from stridelm.models.loader import load_model
 
@@ -122,6 +122,16 @@ def test_the_fraction_is_of_what_a_step_leaves() -> None:
     assert pages(MemoryBudget(GPU, 5 * MIB, MIB), **plenty) == int(4 * MIB * 0.9) // PAGE_BYTES
     assert pages(MemoryBudget(CPU, 4 * MIB), **plenty) == MIB // PAGE_BYTES
     assert pages(MemoryBudget(GPU, 5 * MIB, MIB), kv_memory_fraction=0.5, **plenty) == 2 * MIB // PAGE_BYTES
+
+
+def test_a_margin_is_enough_on_a_large_gpu() -> None:
+    """What fragments, and what libraries take, does not grow with the card. A fraction that was given is one."""
+    huge: dict[str, Any] = {"max_length": 2**40, "max_num_seqs": 1000}
+    for left in (20 << 30, 100 << 30):
+        room = MemoryBudget(GPU, left + MIB, MIB)
+        assert pages(room, **huge) == max(int(0.9 * left), left - GPU_MARGIN) // PAGE_BYTES
+        assert pages(room, kv_memory_fraction=0.9, **huge) == int(0.9 * left) // PAGE_BYTES
+    assert 0.9 * left < left - GPU_MARGIN
 
 
 def test_no_more_pages_than_are_of_use() -> None:

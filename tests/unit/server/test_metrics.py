@@ -132,11 +132,12 @@ def busy(metrics: Metrics) -> None:
 
 
 def test_rows_of_a_step(metrics: Metrics) -> None:
-    metrics.heard(report(stats=EngineStats(memory_shortages=2)))
+    metrics.heard(report(stats=EngineStats(memory_shortages=2, missing_graphs=3)))
     assert value(metrics, "stride_engine_row_budget") == 512
+    assert value(metrics, "stride_engine_missing_graphs") == 3
     assert value(metrics, "stride_engine_memory_shortages_total") == 2
     metrics.engine_down()
-    assert value(metrics, "stride_engine_row_budget") == 0
+    assert value(metrics, "stride_engine_row_budget") == value(metrics, "stride_engine_missing_graphs") == 0
 
 
 def test_a_delta_of_several_tokens_is_as_many_intervals(metrics: Metrics) -> None:
