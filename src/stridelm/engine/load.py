@@ -3,6 +3,7 @@ logged with its reason."""
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from stridelm.models.loader import (
 )
 from stridelm.parallel.shard import ONE, Shard
 from stridelm.progress import size
-from stridelm.run.malloc import keep_large_blocks
+from stridelm.run.malloc import give_back_memory, keep_large_blocks
 from stridelm.text.tokenizer import Tokenizer, check_files, checkpoint_eos_ids
 from stridelm.types import MAX_DRAFT_ROWS
 from stridelm.values import token_ids
@@ -69,6 +70,9 @@ def load(config: EngineConfig, shard: Shard = ONE, *, elastic: bool = True) -> L
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
     device = resolve_device(config.device)
+    # A dropped engine may still be there, since its parts refer to one another, and malloc keeps what it had.
+    gc.collect()
+    give_back_memory()
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)  # where kernels are launched and graphs captured
     dtype = resolve_dtype(config.dtype, hf_config, device)
