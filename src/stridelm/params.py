@@ -234,7 +234,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = option(False, "keep the text that ended the output")
     ignore_eos: bool = option(False, "continue after an end of text")
     skip_special_tokens: bool = option(True, "leave special tokens out of the text")
-    seed: int | None = option(None, "same seed, same output; drawn at random if not given or -1")
+    seed: int | None = option(None, "same seed, same output under acceptance exact; drawn at random if not given or -1")
     logprobs: int | None = option(None, "log-probabilities of this many most likely tokens per position of the output")
     prompt_logprobs: int | None = option(None, "the same for the prompt")
     logprob_token_ids: Sequence[int] | None = option(None, "token ids whose log-probabilities are reported in addition")

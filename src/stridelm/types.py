@@ -116,6 +116,9 @@ class Request:
     bad_words: Sequence[Sequence[int]] = ()
     """Token sequences that the output may not contain."""
     seed: int = 0
+    renews_noise: bool = False
+    """Noise is drawn anew even if the seed comes again: other requests' outcomes may decide how deep its drafts are, so
+    its noise must be none that they were decided by."""
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     slot: int = -1

@@ -25,10 +25,12 @@ from stridelm.kernels import plain_logits, plain_step
 from stridelm.kernels.host.tables import HostTables
 from stridelm.kernels.noise import gumbel
 from stridelm.kernels.step_ops import Past
+from stridelm.schedule.depth import Configured
 from stridelm.verify.paths import candidate_history
 from stridelm.verify.rule import VerifyInput
 from support.checkpoints.models import make
 from support.checks.identity import check_identity, mixed_jobs, prompts, sampling
+from support.doubles.depths import Spiteful
 from support.doubles.lab import (
     DRAWN,
     LENGTH,
@@ -171,12 +173,69 @@ def test_joint_of_the_engine(stand: Stand, model: Any) -> None:
     for output in stand.run(jobs, llm=llm):
         for sample in output.outputs:
             counts[tuple(sample.token_ids)] += 1
-    expected = torch.zeros(5, 5, 5, dtype=torch.float64)
-    for said in torch.cartesian_prod(*[torch.arange(5)] * 3).tolist():
-        logits = model(torch.tensor([[*PROMPT, *said[:2]]])).logits[0, -3:].double().detach()
-        expected[tuple(said)] = float(logits.softmax(-1)[range(3), said].prod())
     assert counts.sum() == 96 * 64
-    assert chi_square(counts, expected)[2] > 1e-4
+    assert chi_square(counts, joint_of(model, PROMPT))[2] > 1e-4
+
+
+def joint_of(model: Any, prompt: list[int]) -> torch.Tensor:
+    """[5, 5, 5] float64: the probability of each output of three tokens."""
+    joint = torch.zeros(5, 5, 5, dtype=torch.float64)
+    for said in torch.cartesian_prod(*[torch.arange(5)] * 3).tolist():
+        logits = model(torch.tensor([[*prompt, *said[:2]]])).logits[0, -3:].double().detach()
+        joint[tuple(said)] = float(logits.softmax(-1)[range(3), said].prod())
+    return joint
+
+
+DEPTH_2 = {"depth": 2}
+TWICE = [3, 1, 4, 3, 1]
+"""A prompt that ends as it began, so that something is looked up."""
+DRAFTED: list[dict[str, Any]] = [
+    *({"drafter": name} for name in DRAFTERS if DRAFTERS.get(name).default_depth),
+    {"drafter": "eagle", "draft_topk": 2, "depth": 2},
+    {"drafter": "medusa", "token_tree": ((0,), (1,), (0, 0))},
+]
+"""All drafters, and trees of those that can make some."""
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("kind", DRAFTED, ids=lambda kind: "-".join(map(str, kind.values())))
+def test_joint_of_chosen_depths_when_a_seed_comes_again(
+    stand: Stand, model: Any, kind: dict[str, Any], rule: str
+) -> None:
+    """Where depths are chosen, the joint distribution is the target's even if they are chosen by what was accepted of
+    other requests, under the same seeds too."""
+    asked = {"acceptance": rule, **kind, "depth": "auto"}
+    try:
+        llm = stand.llm(max_num_seqs=256, num_pages=1000, max_num_batched_tokens=8192, strict=False, **asked)
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    llm.engine.steps.planner.depths = Spiteful()
+    seeds = 1000
+    longer = params(ignore_eos=True)  # so that drafts of several levels are of use
+    jobs = [Job(TWICE, replace(longer, seed=seed, max_tokens=LENGTH + 2)) for seed in range(seeds)]
+    stand.run(jobs, llm=llm)
+    counts = torch.zeros(5, 5, 5, dtype=torch.int64)
+    for output in stand.run(jobs, llm=llm):
+        counts[tuple(output.outputs[0].token_ids[:LENGTH])] += 1
+    assert llm.engine.stats.accepted > seeds // 20
+    assert chi_square(counts, joint_of(model, TWICE))[2] > 1e-4
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_seed_repeats_at_its_own_depth(stand: Stand, rule: str) -> None:
+    """A request that names its depth emits the same tokens whenever its seed comes again; one whose depth is chosen
+    draws anew."""
+    llm = stand.llm(drafter="ngram", depth="auto", acceptance=rule)
+    llm.engine.steps.planner.depths = Configured()
+    own, chosen = (
+        [Job(TWICE, params(seed=seed, ignore_eos=True), kind) for seed in range(40)] for kind in (DEPTH_2, {})
+    )
+
+    def emitted(jobs: list[Job]) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in stand.run(jobs, llm=llm)]
+
+    assert emitted(own) == emitted(own)
+    assert emitted(chosen) != emitted(chosen)
 
 
 def test_chi_square() -> None:

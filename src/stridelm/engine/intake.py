@@ -72,6 +72,7 @@ class Intake:
                 "request's own depth auto"
             )
         assert speculation.drafter is not None and speculation.acceptance is not None
+        rule = RULES.get(speculation.acceptance)
         drafter = self.drafters.get(speculation.drafter)
         request = Request(
             id=id,
@@ -80,7 +81,7 @@ class Intake:
             speculation=speculation,
             rows_by_depth=rows_by_depth,
             room=self.target.max_length - len(ids),
-            all_or_nothing=RULES.get(speculation.acceptance).all_or_nothing,
+            all_or_nothing=rule.all_or_nothing,
             sample_index=sample_index,
             priority=params.priority,
             arrival=arrival,
@@ -88,6 +89,7 @@ class Intake:
             stop_ids=frozenset(params.stop_token_ids or ()),
             bad_words=[*(params.bad_words_token_ids or ()), *bad_words],
             seed=_seed(params.seed, seed),
+            renews_noise=adaptive and rule.lossless and not rule.coupled,
             stats=RequestStats(arrived_s=time.perf_counter(), verified=self._verified(speculation)),
             host_bound=drafter.host_bound,
             adaptive=adaptive,

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from hashlib import blake2b
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
@@ -232,8 +233,14 @@ def _float_row(params: SamplingParams) -> list[float]:
 def _int_row(request: Request, features: Feature) -> list[int]:
     """The columns of `_ints`, in order."""
     params = request.params
-    seed = _signed64(request.seed)
+    seed = _signed64(_renewed(request.seed, request.arrival) if request.renews_noise else request.seed)
     return [seed, request.sample_index, params.top_k, len(request.prompt_ids), params.min_tokens, features.value]
+
+
+def _renewed(seed: int, arrival: int) -> int:
+    """The seed of the noise of one request alone: no other of an engine has its place in the order of arrival. The same
+    in every process, so on every rank of a sharded model."""
+    return int.from_bytes(blake2b(f"{seed} {arrival}".encode(), digest_size=8).digest(), "little")
 
 
 def _signed64(seed: int) -> int:

@@ -64,6 +64,24 @@ class Contrary(Configured):
 
 
 @dataclass
+class Spiteful(Configured):
+    """Remembers what became of drafts: drafts all levels where the last one under this seed was refused, and nothing
+    where it was accepted."""
+
+    accepted: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """(seed, known tokens) -> whether any level was accepted."""
+
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        known = [self.accepted.get((request.seed, request.known), False) for request in requests]
+        return [0 if right else len(request.rows_by_depth) - 1 for request, right in zip(requests, known)]
+
+    def landed(self, spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
+        for span, levels in zip(spans, accepted):
+            if span.depth:
+                self.accepted[span.request.seed, span.start + span.real] = levels > 0
+
+
+@dataclass
 class Swinging(Configured):
     """Nothing for a few steps, then all levels for as many, and so on: whatever follows the target is always behind."""
 
