@@ -11,7 +11,9 @@ import pytest
 from stridelm import SamplingParams
 from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
+from stridelm.params import Speculation
 from stridelm.schedule.adaptive import Adaptive
+from stridelm.types import Request
 from support.checks.identity import check_identity, prompts, sampling
 from support.doubles.bounds import LaggingStand, bounds_registered
 from support.doubles.depths import Contrary, RandomDepths, Swinging
@@ -134,6 +136,24 @@ def test_a_request_is_refused_where_it_would_do_nothing(
     llm = stands["at once"].llm(drafter="ngram")
     with pytest.raises(ValueError, match=word):
         llm.engine.add("a", [1, 2], SamplingParams(speculation=speculation))
+
+
+def test_an_engine_forgets_what_was_accepted(stands: dict[str, Stand]) -> None:
+    """`Engine.forget` makes the policy take drafts to be accepted as one does that has seen none."""
+    stand = stands["at once"]
+    llm = stand.llm(drafter="mtp", depth="auto")
+    policy = llm.engine.adaptive
+    assert policy is not None
+
+    def chances() -> list[list[float]]:
+        request = Request("", [0], SamplingParams(), Speculation(drafter="mtp"), (0, 1, 2), adaptive=True)
+        return policy.acceptance.chances(policy.acceptance.read([request]), 2).tolist()
+
+    before = chances()
+    stand.run([Job(prompt, sampling(stand, prompt, 1.0, "nothing")) for prompt in prompts(stand, 6)], llm=llm)
+    assert chances() != before
+    llm.engine.forget()
+    assert chances() == before
 
 
 def test_it_is_the_default() -> None:

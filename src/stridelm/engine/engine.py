@@ -335,10 +335,13 @@ class Engine:
         self.ledger.check(self.queue.running)
 
     def forget(self) -> None:
-        """Drop all traces of earlier requests: the prefix cache, and what drafters learned from them. Under the exact
-        rule this does not change outputs, but it may change their speed, so benchmarks call it before each run."""
+        """Drop all traces of earlier requests: the prefix cache, and what drafters and the policy that chooses depths
+        learned from them. Under the exact rule this does not change outputs, but it may change their speed, so
+        benchmarks call it before each run. What steps cost is kept."""
         self.ledger.flush()
         self.drafters.forget()
+        if self.adaptive is not None:
+            self.adaptive.forget()
 
     def _make_do(self, error: BaseException | None) -> bool:
         """After a step that ran out of memory: try again with fewer rows. False if that was not why it failed, or if

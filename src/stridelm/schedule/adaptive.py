@@ -98,8 +98,13 @@ class Adaptive:
 
     def keep_costs(self) -> None:
         """Forget all but what steps cost."""
-        self.acceptance.forget()
         self.figures = DepthFigures()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was learnt from requests, and what was chosen by it."""
+        self.acceptance.forget()
+        self.figures.gain = None
         self.found = FoundDrafts(self.cost, self.figures)
         """Chooses where all that draft have looked up what."""
         self._by_found = False

@@ -222,6 +222,20 @@ def test_what_was_not_done_for_long_keeps_its_cost(chance: float) -> None:
     assert rate(policy) > 0.95 * max(rate(Fixed(depth)) for depth in range(DEPTH))
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.95])
+def test_forgetting_keeps_costs_and_figures(chance: float) -> None:
+    """After it a policy decides as one that knows only what steps take, whatever requests taught it before."""
+    taught, new = Adaptive(), Acceptance()
+    Simulation(taught, [chance] * 4, small).run(300)
+    drafted, costs = taught.figures.drafted, taught.cost.one(StepShape(4, 8, 1, 400))
+    taught.forget()
+    assert (taught.figures.drafted, taught.cost.one(StepShape(4, 8, 1, 400))) == (drafted, costs) and drafted
+    some, others = (Simulation(taught, [0.5] * 4, small).requests for _ in range(2))
+    chances = taught.acceptance.chances(taught.acceptance.read(some), DEPTH)
+    assert (chances == new.chances(new.read(others), DEPTH)).all()
+    assert list(taught.depths(some)) == [DEPTH] * 4 and taught.figures.gain is None
+
+
 @pytest.mark.parametrize("filling", [20, 28])
 def test_rows_fill_a_stair(filling: int) -> None:
     """Rows up to the next stair are free, so they are used, and those beyond it are not."""
