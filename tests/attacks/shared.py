@@ -251,7 +251,7 @@ SHARED = (
     Shared(
         "grammars that have passed, compiled grammars",
         ("grammar_sandbox.py", "compile_line.py"),
-        law="unit/sample/test_grammar_cache.py::test_nobody_evicts_what_another_uses",
+        law="unit/grammar/test_grammar_cache.py::test_nobody_evicts_what_another_uses",
     ),
     Shared(
         "the event loop, for long answers",
@@ -271,7 +271,9 @@ SHARED = (
     Shared("`/health_generate`", ("sglang/probe.py",), law="attacks/test_attack_health.py::test_one_probe_for_all"),
     Shared("`/metrics`", ("metrics.py", "frontends/totals.py")),
     Shared("messages between the processes", ("engine_client.py", "inbox.py", "outlets.py", "frontends/channel.py")),
-    Shared("threads that make masks"),
+    Shared(
+        "time of the engine for masks", law="unit/grammar/test_share.py::test_beside_another_masks_have_their_share"
+    ),
     Shared("cached prefixes, learnt drafts"),
 )
 NOT_SHARED = {

@@ -87,10 +87,10 @@ def test_every_way_to_ask(served: Served, way: dict[str, Any], pattern: str) -> 
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ({"guided_regex": "("}, "parenthesis"),
+        ({"guided_regex": "("}, "unterminated"),
         ({"guided_json": {"enum": []}}, "enum"),
         ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "minimum"),
-        ({"guided_grammar": "nothing"}, "root"),
+        ({"guided_grammar": "nothing"}, "list of rules"),
         ({"guided_choice": []}, "empty"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "several"),
         ({"structured_outputs": {"regexp": "a"}}, "regexp"),
