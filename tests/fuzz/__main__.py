@@ -19,10 +19,13 @@ from fuzz.checks import Tally, check
 from fuzz.distribution import Table, check_table
 from fuzz.found import Found
 from fuzz.kept import KEPT
+from fuzz.outputs import check_outputs
 from fuzz.random_cases import random_case
 from fuzz.random_tables import random_table
 from fuzz.shrink import as_test, shrink
 
+GRAMMARS_A_CASE = 4
+"""How many schemas, expressions and grammars are played for each case."""
 CASES_A_TABLE = 100
 """How many cases are run between two tables of outputs."""
 
@@ -48,6 +51,7 @@ def main() -> int:
             if run.found and not args.keep_going:
                 break
             run.case(random_case(seed + number, args.device), f"seed {seed + number}")
+            run.outputs(range((seed + number) * GRAMMARS_A_CASE, (seed + number + 1) * GRAMMARS_A_CASE))
             number += 1
             if args.tables and number % CASES_A_TABLE == 0:
                 run.table(random_table(seed + number, args.device))
@@ -64,6 +68,16 @@ class Run:
         self.tally = Tally()
         self.found: Counter[str] = Counter()
         self.tables: list[tuple[Table, float]] = []
+        self.judged = 0
+        """Outputs under schemas, expressions and grammars."""
+
+    def outputs(self, seeds: range) -> None:
+        for seed in seeds:
+            try:
+                self.judged += check_outputs(seed)
+            except Found as found:
+                self.console.print(str(found), markup=False, highlight=False, style="red")
+                self.found[found.kind] += 1
 
     def case(self, case: Case, name: str) -> None:
         try:
@@ -109,7 +123,8 @@ class Run:
         self.console.print(
             f"{tally.cases} cases in {seconds:.0f} s ({tally.cases / max(seconds, 1e-9):.1f} a second), "
             f"{tally.requests.total()} requests, {tally.tokens} tokens, {tally.accepted} of them guessed, "
-            f"{tally.replayed} steps replayed, {tally.preemptions} preemptions, {tally.refused} refused"
+            f"{tally.replayed} steps replayed, {tally.preemptions} preemptions, {tally.refused} refused, "
+            f"{self.judged} outputs under grammars judged"
         )
         if self.tables:
             least = min(p for _, p in self.tables)

@@ -12,6 +12,11 @@ IN_EIGHT_BITS = ("quantization", "kv_cache_dtype")
 """Options by which weights or KV are in eight bits."""
 
 
+PLAIN_BLOCKS = ("llama", "mistral", "qwen2", "qwen3")
+"""Families of dense models whose layers are alike: the oracle computes them in eight bits, too, and their widths may be
+any."""
+
+
 class Shown:
     """A repr without the fields that have their default."""
 
@@ -46,6 +51,8 @@ class Checkpoint(Shown):
     speaks: bool = False
     """It has a byte-level tokenizer of at most 290 ids, and a vocabulary of 300 or more."""
     seed: int = 0
+    widths: Ids = ()
+    """Hidden width, heads, KV heads, a head's width and the MLP's; empty: those of all small checkpoints."""
 
 
 def has_assistant(family: str, variant: str) -> bool:
@@ -118,6 +125,8 @@ class Case(Shown):
     faults: tuple[Fault, ...] = ()
     traced: bool = True
     """Whether every step is recorded, from which lossy rules are replayed. A traced engine has no lag."""
+    policy: int | None = None
+    """Seed of a policy that draws chosen depths at random; None: the engine's own policy, with made-up times."""
 
     @property
     def dtype(self) -> str:
@@ -128,9 +137,20 @@ class Case(Shown):
         return str(self.engine.get("device", "cpu"))
 
     @property
+    def chooses(self) -> bool:
+        """Whether any request's depth is chosen."""
+        asked = any(ask.speculation.get("depth") == "auto" for ask in self.requests)
+        return asked or self.engine.get("drafter") == "auto"
+
+    @property
+    def in_eight_bits(self) -> frozenset[str]:
+        """The options by which weights or KV are in eight bits."""
+        return frozenset(option for option in IN_EIGHT_BITS if self.engine.get(option) == "fp8")
+
+    @property
     def precision(self) -> str:
         """How precisely the oracle can compare, a key of its margins if it can at all."""
-        if any(self.engine.get(option) == "fp8" for option in IN_EIGHT_BITS):
+        if self.in_eight_bits and not (self.dtype == "float64" and self.checkpoint.family in PLAIN_BLOCKS):
             return "eight bits"
         return self.dtype if self.device == "cpu" else f"{self.dtype} on a GPU"
 

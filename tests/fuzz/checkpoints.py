@@ -25,6 +25,7 @@ from support.oracles.models import VARIANTS
 
 CYCLIC_SCALE = 1.5
 """Scale of the layers of a cyclic checkpoint: small against its embedding."""
+WIDTHS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
 STEP, SHARPNESS = 7, 12.0
 """How many ids further on a token's successor is; how much more peaked than usual the model is."""
 
@@ -42,6 +43,8 @@ def directory(checkpoint: Checkpoint) -> Path:
     path = _root() / str(len(list(_root().iterdir())))
     changes: dict[str, Any] = dict(VARIANTS.get(checkpoint.family, {}).get(checkpoint.variant, {}))
     changes |= {"vocab_size": checkpoint.vocab, "seed": checkpoint.seed}
+    if checkpoint.widths:
+        changes |= zip(WIDTHS, checkpoint.widths)
     changes["scale"] = CYCLIC_SCALE if checkpoint.cyclic else checkpoint.scale
     if checkpoint.modules:
         form, modules = checkpoint.modules[:-1], int(checkpoint.modules[-1])

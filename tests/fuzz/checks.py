@@ -21,10 +21,10 @@ from fuzz.checkpoints import directory
 from fuzz.found import Found
 from fuzz.oracle import MARGINS, Oracle, oracle_of
 from fuzz.play import Play, Said, alone, engine_options, play
-from fuzz.random_requests import TREE
+from fuzz.random_requests import TREE, WINDOWS
 from fuzz.replay import misjudged, possible
 
-LOSSLESS, WINDOWS = ("rejection", "block"), ("trust", "synthetic-trust")
+LOSSLESS = ("rejection", "block")
 Complain = Callable[[str, str], Found]
 """(kind, message) -> the Found to raise."""
 
@@ -66,15 +66,30 @@ def check(case: Case, tally: Tally | None = None) -> None:
                     raise
     played = play(case, truths)
     tally.add(case, played)
-    oracle = oracle_of(directory(case.checkpoint))
+    known = case.in_eight_bits if case.precision in MARGINS else frozenset()
+    oracle = oracle_of(directory(case.checkpoint), known)
     for index, (ask, said) in enumerate(zip(case.requests, played.said)):
         if said.request is not None:
             _check_request(case, oracle, index, ask, said, tally)
+    _check_salts(case, played)
     for stream in played.streams:
         if stream.ask.rule == "exact" and stream.ask.sample == 0:
             plain = alone(case, stream.ask)
             if stream.tokens != plain.tokens[: len(stream.tokens)] or not plain.text.startswith(stream.text):
                 raise Found("stream", f"{stream} is not the start of {plain.tokens} {plain.text!r}")
+
+
+def _check_salts(case: Case, played: Play) -> None:
+    """The first request with a salt finds no page of another's."""
+    if case.faults:  # streams have salts, too, and requests that start over find their own pages
+        return
+    for index, (ask, said) in enumerate(zip(case.requests, played.said)):
+        salt, others = ask.params.get("cache_salt"), case.requests[:index] + case.requests[index + 1 :]
+        if said.request is None or salt is None or said.request.stats.preemptions:
+            continue
+        alone = all(other.params.get("cache_salt") != salt for other in others)
+        if alone and said.request.stats.cached_tokens:
+            raise Found("salt", f"request {index} {ask}: found {said.request.stats.cached_tokens} tokens of others")
 
 
 def _check_request(case: Case, oracle: Oracle, index: int, ask: Ask, said: Said, tally: Tally) -> None:

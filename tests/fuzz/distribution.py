@@ -1,5 +1,5 @@
 """Lossless rules keep the target's distribution: the outputs of many requests through a real engine are counted, and
-compared with the oracle's expectation.
+compared with the oracle's expectation. Chosen depths are chosen by a policy that favours what was refused under a seed.
 
 All tokens but a few are made impossible by a bias, so that three tokens have few outcomes. Every request has a random
 prompt of its own; the expected counts are summed over all requests. The same requests are sent several times: a drafter
@@ -25,6 +25,8 @@ from fuzz.found import Found, guarded
 from fuzz.oracle import oracle_of
 from fuzz.play import engine_options, registrations
 from stridelm import LLM, SamplingParams
+from stridelm.schedule.adaptive import Adaptive
+from support.doubles.depths import Spiteful
 
 MIN_P = 1e-6
 MAX_EXPECTED_IN_POOL = 5.0
@@ -100,6 +102,9 @@ def _check(table: Table) -> float:
     expected = joint(table, prompts, params)
     with registrations():
         engine = LLM(str(directory(table.checkpoint)), **engine_options(table.case)).engine
+        if table.speculation.get("depth") == "auto":
+            engine.adaptive = engine.adaptive or Adaptive(engine.cost)
+            engine.steps.planner.depths = Spiteful()
         worst = 1.0
         for number in range(table.rounds):
             counts = np.zeros_like(expected)

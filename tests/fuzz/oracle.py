@@ -20,7 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, logging
 
 from fuzz.definitions import Params, Row, drawn, drawn_scores, may_be, row_of
+from fuzz.eight_bits import in_eight_bits
 from fuzz.endings import Alphabet, Ending, ending
+from fuzz.grammars import allowed
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -30,9 +32,9 @@ everything in float64 (norms, softmax and rotations are in float32)."""
 
 
 class Oracle:
-    """The reference for one checkpoint directory."""
+    """The reference for one checkpoint directory, with weights or KV in eight bits by the engine's options."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, eight_bits: frozenset[str] = frozenset()) -> None:
         self.path = path
         self.config: dict[str, Any] = json.loads((path / "config.json").read_text())
         options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
@@ -42,7 +44,7 @@ class Oracle:
             model = Qwen2ForCausalLM.from_pretrained(path, config=Qwen2Config(**fields), **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(path, **options)
-        self._model = model.eval()
+        self._model = (in_eight_bits(model, eight_bits) if eight_bits else model).eval()
         self._heard = lru_cache(maxsize=512)(self._listen)
 
     @cached_property
@@ -93,6 +95,10 @@ class Oracle:
         own = () if self.alphabet is None or self.alphabet.eos_id is None else (self.alphabet.eos_id,)
         held_back = {*own, *self.eos_ids, *(params.get("stop_token_ids") or ())}
         margin = MARGINS[dtype] * max(1.0, float(np.abs(logits).max()))
+        if params.get("structured_outputs"):
+            assert self.alphabet is not None
+            mask = allowed(params["structured_outputs"], self.alphabet, output, len(logits))
+            logits = np.where(mask, logits, -np.inf)
         return row_of(logits, prompt, output, params, sorted(held_back), margin)
 
     def draw(
@@ -170,6 +176,6 @@ def _entry_fault(
 
 
 @lru_cache(maxsize=64)
-def oracle_of(path: Path) -> Oracle:
+def oracle_of(path: Path, eight_bits: frozenset[str] = frozenset()) -> Oracle:
     """The oracle of a directory, loaded once."""
-    return Oracle(path)
+    return Oracle(path, eight_bits)

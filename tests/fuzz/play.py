@@ -20,10 +20,13 @@ from stridelm import LLM, SamplingParams
 from stridelm.attention import BACKENDS
 from stridelm.batch import CANDIDATE, Draft, ForwardBatch
 from stridelm.draft import DRAFTERS
+from stridelm.engine.engine import Engine
 from stridelm.engine.outcome import Outcome
+from stridelm.schedule.adaptive import Adaptive
 from stridelm.text_engine import TextEngine
-from stridelm.types import Logprob, Request, StepOutput, StepPlan
+from stridelm.types import Logprob, Request, Span, StepOutput, StepPlan
 from support.doubles import bounds
+from support.doubles.depths import RandomChoices
 from support.doubles.faults import guilty_from, plant
 from support.doubles.stand import CAPTURE_NOTHING
 from support.doubles.tree_drafter import NAME as TREE
@@ -133,6 +136,7 @@ def engine_options(case: Case) -> dict[str, Any]:
         "dtype": case.dtype,
         "strict": True,
         "drafter": "none",
+        "check_drafting": False,  # of heads with random weights
         "mask_token_id": case.checkpoint.vocab - 1,
         "drafter_model": head_directories(case.checkpoint) or None,
         "skip_tokenizer_init": not case.checkpoint.speaks,
@@ -141,6 +145,19 @@ def engine_options(case: Case) -> dict[str, Any]:
     if case.device != "cpu" and not CAPTURE_NOTHING & case.engine.keys():
         defaults["capture"] = "lazy"  # a case needs few graphs
     return defaults | case.engine
+
+
+def choose_depths(engine: Engine, seed: int | None) -> None:
+    """Have depths chosen at random; without a seed by the engine's own policy, as if steps took as long as they have
+    rows: a case must not depend on a clock."""
+    policy = engine.adaptive = engine.adaptive or Adaptive(engine.cost)
+    engine.steps.planner.depths = policy if seed is None else RandomChoices(seed=seed)
+    landed = policy.landed
+
+    def by_rows(spans: Sequence[Span], accepted: Sequence[int], seconds: float) -> None:
+        landed(spans, accepted, 1e-3 + 1e-4 * sum(span.rows for span in spans))
+
+    policy.landed = by_rows  # type: ignore[method-assign]
 
 
 class _Player:
@@ -153,6 +170,8 @@ class _Player:
         self.refused = self.steps = 0
         self._step = self.text.step
         self.text.step = self._listen  # type: ignore[method-assign]  # a stream's steps serve all requests
+        if case.chooses:
+            choose_depths(self.engine, case.policy)
         if case.traced:
             self.engine.tracer = self._trace
 
@@ -301,7 +320,8 @@ def alone(case: Case, ask: Ask, plain: bool = True) -> Said:
         text = TextEngine(_reference(repr(options), str(directory(case.checkpoint)), tuple(options.items())).engine)
         said = Said()
         speculation = {"drafter": "none"} if plain else ask.speculation
-        params = SamplingParams(**ask.params, speculation=speculation)
+        asked = {name: value for name, value in ask.params.items() if name != "target_tps"}  # nothing is chosen
+        params = SamplingParams(**asked, speculation=speculation)
         said.request = text.add("alone", list(ask.prompt), params, sample_index=ask.sample)
         while text.engine.busy:
             for output in text.step():

@@ -13,6 +13,7 @@ from typing import Any
 from fuzz.cases import (
     EXACT_ON_GPU,
     IN_EIGHT_BITS,
+    PLAIN_BLOCKS,
     Ask,
     BadRequest,
     Case,
@@ -23,7 +24,7 @@ from fuzz.cases import (
     Raises,
     has_assistant,
 )
-from fuzz.random_requests import random_ask
+from fuzz.random_requests import WINDOWS, drafted, random_ask
 from stridelm.models import MODELS
 from support.oracles import models as oracles
 
@@ -67,11 +68,18 @@ def random_case(seed: int, device: str = "cpu") -> Case:
     shared = tuple(rng.randrange(checkpoint.vocab) for _ in range(rng.randint(4, 40)))
     context = options.get("max_model_len", 256)
     requests = tuple(_spread(rng, random_ask(rng, checkpoint, shared, context)) for _ in range(rng.randint(1, 6)))
+    if rng.random() < 0.25:
+        requests += _repeated(rng, checkpoint, requests)
+    if any("structured_outputs" in ask.params for ask in requests):
+        options.pop("skip_tokenizer_init", None)
+    if options.get("drafter") == "auto":
+        requests = tuple(_undrafted(ask) if ask.drafter == "auto" else ask for ask in requests)
     if rng.random() < 0.12:
         requests = _crowd(rng, requests, options)
     elif rng.random() < 0.4:
         options["num_pages"] = _tight(rng, requests, options["page_size"])
-    return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context, len(requests)), traced)
+    policy = rng.randrange(100) if rng.random() < 0.5 else None
+    return Case(checkpoint, options, requests, _faults(rng, checkpoint, shared, context, len(requests)), traced, policy)
 
 
 def random_checkpoint(rng: random.Random) -> Checkpoint:
@@ -90,7 +98,15 @@ def random_checkpoint(rng: random.Random) -> Checkpoint:
     if speaks:
         return Checkpoint(family, variant, rng.choice((300, 313)), rng.choice((3.0, 8.0)), heads=heads, speaks=True)
     vocab, scale = rng.choice((64, 64, 11)), rng.choice((2.0, 8.0, 8.0))
-    return Checkpoint(family, variant, vocab, scale, cyclic, modules, heads)
+    widths = _widths(rng) if family in PLAIN_BLOCKS and rng.random() < 0.5 else ()
+    return Checkpoint(family, variant, vocab, scale, cyclic, modules, heads, widths=widths)
+
+
+def _widths(rng: random.Random) -> Ids:
+    """1 to 7 heads of a width that can be rotated, and a hidden width that they divide, as llama's config asks."""
+    kv_heads = rng.choice((1, 1, 2, 3, 5, 7))
+    heads = kv_heads * rng.randint(1, 7 // kv_heads)
+    return heads * rng.randint(-(-5 // heads), 70 // heads), heads, kv_heads, 2 * rng.randint(1, 17), rng.randint(3, 97)
 
 
 def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str, Any]:
@@ -110,6 +126,8 @@ def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str
         options |= {"device": device, "dtype": rng.choice(("float32", "bfloat16", "float16")), **EXACT_ON_GPU}
         if rng.random() < 0.2:
             options["enforce_eager"] = True
+    if rng.random() < 0.2:
+        options["drafter"] = "auto"
     if checkpoint.speaks and rng.random() < 0.1:
         options["skip_tokenizer_init"] = True
     if rng.random() < 0.05:
@@ -118,7 +136,26 @@ def _engine(rng: random.Random, checkpoint: Checkpoint, device: str) -> dict[str
     for option in IN_EIGHT_BITS:
         if rng.random() < 0.1:
             options[option] = "fp8"
+    if device == "cpu" and any(option in options for option in IN_EIGHT_BITS) and rng.random() < 0.7:
+        options["dtype"] = "float64"  # the oracle can tell what is right in it
     return options
+
+
+def _undrafted(ask: Ask) -> Ask:
+    """The request without its drafter, so that it has the engine's; a window is compared with an engine without one."""
+    named = ("drafter",) if ask.rule not in WINDOWS else ()
+    return replace(ask, speculation={name: value for name, value in ask.speculation.items() if name not in named})
+
+
+def _repeated(rng: random.Random, checkpoint: Checkpoint, requests: tuple[Ask, ...]) -> tuple[Ask, ...]:
+    """One of the requests again, a few times, later and otherwise drafted: drafters and policies have learnt from its
+    own output, under its own seed."""
+    ask = rng.choice(requests)
+    prompts = [
+        rng.choice((ask.prompt, ask.prompt, other.prompt)) for other in rng.choices(requests, k=rng.randint(1, 3))
+    ]
+    again = (replace(ask, prompt=prompt, **drafted(rng, checkpoint, ask.params)) for prompt in prompts)
+    return tuple(replace(each, arrival=ask.arrival + rng.randrange(30)) for each in again)
 
 
 def _tight(rng: random.Random, requests: tuple[Ask, ...], page_size: int) -> int:
@@ -133,13 +170,18 @@ def _crowd(rng: random.Random, requests: tuple[Ask, ...], options: dict[str, Any
     options["max_model_len"] = 48
     wordy = (rng.randint(14, 24) for _ in requests)
     crowd = tuple(
-        replace(ask, prompt=ask.prompt[:8], params={**ask.params, "max_tokens": most}, arrival=0)
+        replace(ask, prompt=ask.prompt[:8], params=_wordy(ask.params, most), arrival=0)
         for ask, most in zip(requests, wordy)
     )
     options["num_pages"] = (
         _tight(rng, crowd[:1], options["page_size"]) + rng.choice((20, 24, 30)) // options["page_size"]
     )
     return crowd
+
+
+def _wordy(params: dict[str, Any], most: int) -> dict[str, Any]:
+    least = {"min_tokens": min(params["min_tokens"], most)} if "min_tokens" in params else {}
+    return {**params, **least, "max_tokens": most}
 
 
 def _spread(rng: random.Random, ask: Ask) -> Ask:

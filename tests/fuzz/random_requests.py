@@ -12,6 +12,42 @@ TREES = (((0,),), ((0,), (1,)), ((0,), (1,), (0, 0)), ((0,), (1,), (2,), (0, 0),
 BYTE_IDS = {byte: 3 + n for n, (_, byte) in enumerate(sorted(byte_of_character().items()))}
 """Byte -> id in the tokenizer of support/checkpoints/speaking.py: after three special tokens, in character order."""
 CHARACTERS = ("a", "b", "c", " ", "é", "€", "😀", "ß")
+GRAMMARS: dict[str, tuple[Any, ...]] = {
+    "regex": (
+        *(
+            "[ab]+",
+            "(ab|ba)*c",
+            "a{2,4}b?",
+            r"\d{1,3}(\.\d+)?",
+            "(a|b)(c|d)(e|f)",
+            "x*y*z*",
+            "[a-c ]{3,9}",
+            "(yes|no|maybe)",
+        ),
+        *(
+            r"-?(0|[1-9]\d*)",
+            r"\w+ \w+",
+            "(foo)?bar",
+            "(a+b+)+",
+            "[A-F0-9]{4}",
+            "a|ab|abc",
+            "((x|y)z){2}",
+            r"for \w+ in",
+        ),
+        *("a?a?a?aa", r"[\-+]?\d", r"def [a-z]+\(", "(0|1)+", "(a(b(c)?)?)+", "x{12}", "(ax|ay|b)*", r"\w{1,5}"),
+    ),
+    "choice": (
+        ["yes", "no"],
+        ["a", "ab", "abc"],
+        ["é€", "éa", "b"],
+        ["for name", "for x"],
+        ["x"],
+        ["aaaaaaaaa", "aaab"],
+    ),
+    "json": (["a", "b"], [1, 12, 123], [True, None], ["x y", 2], [1.5, -2]),
+}
+"""Of structured outputs; of JSON schemas, the values of an enum."""
+WINDOWS = ("trust", "synthetic-trust")
 TREE = "random_tree"
 """The tests' random tree drafter, which knows plain decoding's output (tests/support/doubles/tree_drafter.py)."""
 
@@ -20,11 +56,23 @@ def random_ask(rng: random.Random, checkpoint: Checkpoint, shared: Ids, context:
     """A request of any kind. shared: a prefix that several requests have; context: length of prompt plus output."""
     prompt = random_prompt(rng, checkpoint, shared)[: max(1, context - rng.randint(1, 8))]
     params = random_params(rng, checkpoint)
-    if checkpoint.speaks and rng.random() < 0.7:
+    if checkpoint.speaks and rng.random() < 0.3:
+        _follow(rng, params)
+    elif checkpoint.speaks and rng.random() < 0.7:
         prompt = _speak(rng, checkpoint, prompt, params)
     elif rng.random() < 0.4:
         _narrow(rng, checkpoint, params)
-    return Ask(prompt, params, random_speculation(rng, checkpoint), sample=rng.choice((0, 0, 0, 1, 3)))
+    sample = rng.choice((0, 0, 0, 1, 3))
+    return Ask(prompt, sample=sample, **drafted(rng, checkpoint, params))
+
+
+def drafted(rng: random.Random, checkpoint: Checkpoint, params: dict[str, Any]) -> dict[str, Any]:
+    """The fields `params` and `speculation` of a request: a target rate needs a depth that is chosen."""
+    speculation = random_speculation(rng, checkpoint)
+    params = {name: value for name, value in params.items() if name != "target_tps"}
+    if speculation.get("depth") == "auto" and rng.random() < 0.3:
+        params["target_tps"] = rng.choice((0.1, 50.0, 1e6))
+    return {"params": params, "speculation": speculation}
 
 
 def random_prompt(rng: random.Random, checkpoint: Checkpoint, shared: Ids) -> Ids:
@@ -49,7 +97,7 @@ def random_params(rng: random.Random, checkpoint: Checkpoint) -> dict[str, Any]:
     vocab = checkpoint.vocab
     params: dict[str, Any] = {
         "temperature": rng.choice((0.0, 0.0, 0.4, 0.8, 1.0, 1.0, 1.7)),
-        "max_tokens": rng.randint(1, 14),
+        "max_tokens": rng.randint(1, 14) if rng.random() < 0.92 else rng.randint(64, 90),
         "seed": rng.choice((rng.randrange(100), rng.randrange(-(2**63), 2**63))),
         "ignore_eos": rng.random() < 0.7,
     }
@@ -71,6 +119,7 @@ def random_params(rng: random.Random, checkpoint: Checkpoint) -> dict[str, Any]:
         "logprobs": rng.choice((0, 1, 3, vocab)),
         "prompt_logprobs": rng.choice((0, 2)),
         "return_hidden_states": True,
+        "cache_salt": rng.choice(("mine", "yours")),
         "priority": rng.randint(-1, 2),
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
@@ -123,32 +172,50 @@ def _speak(rng: random.Random, checkpoint: Checkpoint, prompt: Ids, params: dict
     return prompt
 
 
+def _follow(rng: random.Random, params: dict[str, Any]) -> None:
+    """Give the output a grammar, and no other parameter that could leave no token."""
+    for name in ("bad_words_token_ids", "stop_token_ids", "min_tokens", "logprob_token_ids"):
+        params.pop(name, None)
+    kind = rng.choice(sorted(GRAMMARS))
+    asked = rng.choice(GRAMMARS[kind])
+    params["structured_outputs"] = {kind: {"enum": asked} if kind == "json" else asked}
+    params |= {"ignore_eos": False, "temperature": rng.choice((0.0, 1.0, 4.0))}
+    if rng.random() < 0.7:  # what may come is about as likely as the end
+        params["logit_bias"] = {BYTE_IDS[byte]: 40.0 for byte in b"abcxyz0123 "} | {2: rng.choice((30.0, 38.0, 44.0))}
+
+
 def drafters_of(checkpoint: Checkpoint) -> list[str]:
     """Drafters that can draft for it."""
     of_head = {"modules": "mtp", "eagle1": "eagle", "eagle3": "eagle", "speculators": "eagle", "assistant": "frozen_kv"}
     own = [of_head.get(head, head) for head in checkpoint.heads] + (["mtp"] if checkpoint.modules else [])
-    return ["none", "ngram", "suffix", "mask", TREE, *own, *own]
+    # The first head or module is what `auto` would choose; it chooses between that and lookup if it has KV.
+    chooses = ["hybrid", "hybrid"] if {*own[:1]} & {"mtp", "eagle", "model"} and "medusa" not in own else []
+    return ["none", "ngram", "suffix", "mask", "auto", TREE, *chooses, *own, *own]
 
 
 def random_speculation(rng: random.Random, checkpoint: Checkpoint) -> dict[str, Any]:
     drafter = rng.choice(drafters_of(checkpoint))
     chosen: dict[str, Any] = {"drafter": drafter}
     if drafter != "none" and rng.random() < 0.8:
-        chosen["depth"] = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 6))
+        chosen["depth"] = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 6, "auto", "auto", "auto"))
     rule = rng.choice(("exact",) * 6 + ("rejection", "block", "typical", "relaxed", "synthetic", "trust"))
     if drafter == "mask":
         rule = rng.choice(("exact", "exact", "trust", "synthetic-trust", rule))
+    if rule in WINDOWS and chosen.get("depth") == "auto":  # windows are whole
+        del chosen["depth"]
     chosen |= _rule(rng, rule, chosen.get("depth"))
     chosen |= _OPTIONS.get(drafter, lambda rng, chosen: {})(rng, chosen)
     return chosen
 
 
-def _rule(rng: random.Random, rule: str, depth: int | None) -> dict[str, Any]:
+def _rule(rng: random.Random, rule: str, depth: int | str | None) -> dict[str, Any]:
     if rule == "exact":
         return {}
     options: dict[str, Any] = {"acceptance": rule}
     if rule.startswith("synthetic"):
-        options["acceptance"] = f"{rule}:{rng.choice((1.0, 1.5, 2.0, 1.0 + (depth or 1)))}"
+        options["acceptance"] = (
+            f"{rule}:{rng.choice((1.0, 1.5, 2.0, 1.0 + (depth if isinstance(depth, int) and depth else 1)))}"
+        )
     if rule == "trust" and rng.random() < 0.5:
         options["confidence"] = rng.choice((0.02, 0.1, 0.3, 0.9))
     if rule == "typical" and rng.random() < 0.5:
@@ -182,10 +249,11 @@ def _head(rng: random.Random, chosen: dict[str, Any]) -> dict[str, Any]:
     if kind == 1:
         tree = rng.choice(TREES)
         options["token_tree"] = tree
-        chosen["depth"] = min(chosen.get("depth", 9), max(map(len, tree)))
+        if chosen.get("depth") != "auto":
+            chosen["depth"] = min(chosen.get("depth", 9), max(map(len, tree)))
     elif kind == 2:
         options["draft_topk"] = rng.randint(2, 4)
-        chosen["depth"] = rng.randint(1, 3)
+        chosen["depth"] = rng.choice((1, 2, 3, "auto"))
         if chosen.get("acceptance", "").startswith("synthetic"):
             chosen["acceptance"] = "synthetic:1.5"
     elif kind == 3:

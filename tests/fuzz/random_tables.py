@@ -9,15 +9,33 @@ from fuzz.cases import Checkpoint, has_assistant
 from fuzz.distribution import HEADS, Table
 
 DRAFTERS: dict[str, tuple[dict[str, Any], ...]] = {
-    "ngram": ({"prompt_lookup_min": 1}, {}),
+    "hybrid": ({}, {"depth": "auto"}),
+    "ngram": ({"prompt_lookup_min": 1}, {"prompt_lookup_min": 1, "depth": "auto"}, {}),
     "suffix": ({"depth": 1}, {"suffix_decoding_min_token_prob": 0.0}, {"suffix_decoding_max_spec_factor": 4.0}),
     "random_tree": ({"depth": 1}, {"depth": 3}, {"depth": 5}),
-    "mask": ({"depth": 1}, {}),
-    "mtp": ({}, {"depth": 1}, {"draft_sample_method": "greedy"}, {"draft_topk": 2, "depth": 2}),
-    "eagle": ({}, {"draft_topk": 3, "depth": 2}, {"token_tree": ((0,), (1,), (0, 0))}, {"prompt_lookup_min": 1}),
-    "frozen_kv": ({}, {"depth": 1}, {"draft_topk": 2, "depth": 2}, {"token_tree": ((0,), (1,), (0, 0))}),
-    "medusa": ({}, {"token_tree": ((0,), (1,), (2,), (0, 0), (1, 0))}, {"draft_sample_method": "greedy"}),
-    "model": ({}, {"depth": 1}, {"draft_sample_method": "greedy"}, {"prompt_lookup_min": 1}),
+    "mask": ({"depth": 1}, {"depth": "auto"}, {}),
+    "mtp": ({}, {"depth": 1}, {"depth": "auto"}, {"draft_sample_method": "greedy"}, {"draft_topk": 2, "depth": 2}),
+    "eagle": (
+        {},
+        {"draft_topk": 3, "depth": 2},
+        {"draft_topk": 2, "depth": "auto"},
+        {"token_tree": ((0,), (1,), (0, 0))},
+        {"prompt_lookup_min": 1},
+    ),
+    "frozen_kv": (
+        {},
+        {"depth": 1},
+        {"depth": "auto"},
+        {"draft_topk": 2, "depth": 2},
+        {"token_tree": ((0,), (1,), (0, 0))},
+    ),
+    "medusa": (
+        {},
+        {"depth": "auto"},
+        {"token_tree": ((0,), (1,), (2,), (0, 0), (1, 0))},
+        {"draft_sample_method": "greedy"},
+    ),
+    "model": ({}, {"depth": 1}, {"depth": "auto"}, {"draft_sample_method": "greedy"}, {"prompt_lookup_min": 1}),
 }
 FAMILIES = ("qwen3", "llama", "mistral", "qwen3_moe", "deepseek_v3", "glm4_moe")
 FOR_ANY = tuple(name for name in HEADS if name != "assistant")
@@ -47,7 +65,9 @@ def random_table(seed: int, device: str = "cpu") -> Table:
     heads: tuple[str, ...] = FOR_ANY if rng.random() < 0.5 else ("eagle3", "medusa", "model", "modules")
     if drafter == "frozen_kv":
         heads = ("assistant",)
-    learns = drafter in ("suffix", "ngram")
+    if drafter == "hybrid":
+        heads = ("modules",)
+    learns = drafter in ("suffix", "ngram", "hybrid") or options.get("depth") == "auto"
     return Table(
         {"drafter": drafter, "acceptance": rule, **options},
         Checkpoint(family, "", scale=rng.choice((5.0, 8.0)), heads=heads),

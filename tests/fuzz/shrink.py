@@ -39,10 +39,19 @@ def smaller(case: Case) -> Iterator[Case]:
     for name in case.engine:
         if name != "device":
             yield replace(case, engine={key: value for key, value in case.engine.items() if key != name})
+    if case.policy is not None:
+        yield replace(case, policy=None)
     plain = replace(Checkpoint(vocab=case.checkpoint.vocab), speaks=case.checkpoint.speaks)
     if case.checkpoint != plain:
         yield replace(case, checkpoint=plain)
-    plainer: dict[str, Any] = {"heads": (), "modules": "", "cyclic": False, "family": "qwen3", "variant": "untied"}
+    plainer: dict[str, Any] = {
+        "heads": (),
+        "modules": "",
+        "cyclic": False,
+        "family": "qwen3",
+        "variant": "untied",
+        "widths": (),
+    }
     for field, value in plainer.items():
         if getattr(case.checkpoint, field) != value:
             yield replace(case, checkpoint=replace(case.checkpoint, **{field: value}))
@@ -69,7 +78,7 @@ def _simpler(ask: Ask) -> Iterator[Ask]:
     for name, value in ask.params.items():
         yield from (replace(ask, params={**ask.params, name: less}) for less in _less(name, value))
     depth = ask.speculation.get("depth", 0)
-    if depth > 1:
+    if depth != "auto" and depth > 1:
         yield replace(ask, speculation={**ask.speculation, "depth": depth - 1})
     for prompt in _shorter(ask.prompt):
         yield replace(ask, prompt=prompt)

@@ -20,8 +20,8 @@ from fuzz.random_cases import random_case
 from fuzz.random_requests import BYTE_IDS
 from fuzz.shrink import as_test, shrink
 
-PARTS, CASES_A_PART = 12, 20
-ORACLE = ("definitions", "endings", "oracle")
+PARTS, CASES_A_PART = 12, 16
+ORACLE = ("definitions", "eight_bits", "endings", "grammars", "oracle")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

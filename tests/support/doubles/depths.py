@@ -28,6 +28,14 @@ class RandomDepths(Configured):
         return [self._draw.choice((0, 0, *range(len(request.rows_by_depth)))) for request in requests]
 
 
+class RandomChoices(RandomDepths):
+    """The same for requests whose depths are chosen; others keep their own."""
+
+    def depths(self, requests: Sequence[Request], others: Others = NOBODY) -> Sequence[int]:
+        drawn = super().depths(requests, others)
+        return [depth if each.adaptive else len(each.rows_by_depth) - 1 for each, depth in zip(requests, drawn)]
+
+
 class ByLength(Configured):
     """Any depth that the request can run, the same whenever it has emitted as many tokens."""
 
