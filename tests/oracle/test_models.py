@@ -63,12 +63,13 @@ def test_config_spellings(checkpoint: Checkpoint, tmp_path: Path, style: str) ->
 
 
 def test_dynamic_scaling_ends_at_the_original_length(checkpoint: Checkpoint) -> None:
-    """Beyond it the frequencies depend on the order of calls, so a longer context is refused by option name."""
+    """Beyond it the frequencies depend on the order of calls: a longer context is had by asking for it, up to `factor`
+    times as long."""
     parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     path = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=64)
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "drafter": "none", "num_pages": 40}
-    with pytest.raises(ValueError, match="max_model_len 65 exceeds the 64 tokens"):
-        LLM(str(path), max_model_len=65, **settings)
+    with pytest.raises(ValueError, match="max_model_len 257 exceeds the 64 tokens"):
+        LLM(str(path), max_model_len=257, **settings)
     llm = LLM(str(path), **settings)
     with pytest.raises(ValueError, match="64"):
         llm.generate([1] * 64, SamplingParams(max_tokens=1))

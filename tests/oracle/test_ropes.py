@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from stridelm import LLM, SamplingParams
-from stridelm.models.layers.rope import RopeSpec
+from stridelm.models.layers.rope import RopeSpec, lengthen
 from stridelm.models.loader import build_empty, load_config
 from support.checkpoints.changed import copied
 from support.oracles.models import FULL, SLIDING, check_model
@@ -97,6 +97,24 @@ def test_max_model_len_up_to_the_stretched_context(checkpoint: Checkpoint) -> No
         assert len(out.token_ids) == 4
     with pytest.raises(ValueError, match="max_model_len 129 exceeds the 128 tokens"):
         LLM(str(path), max_model_len=4 * ORIGINAL + 1, **settings)
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("length", [40, 2 * ORIGINAL, 4 * ORIGINAL])
+def test_dynamic_scaling_of_a_length(checkpoint: Checkpoint, tmp_path: Path, kind: str, length: int) -> None:
+    """A context that is asked for has transformers' frequencies for a prompt of that length, at every position."""
+    rope = {**LINEAR, "rope_type": "dynamic"}
+    path = checkpoint(kind, scale=3.0, max_position_embeddings=ORIGINAL, rope_parameters=rope)
+    config = load_config(path)
+    lengthen(config, length)
+    spec = build_empty(config, path).spec
+    assert spec.max_length == length
+    wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](load_config(path), "cpu", seq_len=length)
+    mixer: Any = spec.layers[0].mixer
+    torch.testing.assert_close(mixer.rope.frequencies()[0], wanted)
+    llm = LLM(str(path), max_model_len=length, skip_tokenizer_init=True, drafter="none", num_pages=40)
+    out = llm.generate([1] * (length - 4), SamplingParams(max_tokens=9, ignore_eos=True))[0].outputs[0]
+    assert len(out.token_ids) == 4
 
 
 @pytest.mark.parametrize("original", [1, 6, 8, 40, 200, 4096])

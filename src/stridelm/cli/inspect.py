@@ -91,11 +91,14 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
     from stridelm.draft.settle import settle
     from stridelm.engine.load import check_drafters, check_given, describe_target, resolve_device
     from stridelm.models.files import read_headers
+    from stridelm.models.layers.rope import lengthen
     from stridelm.models.loader import build_stored, check_headers, format_names, load_config
     from stridelm.text.tokenizer import VOCABULARY_FILES, checkpoint_eos_ids
 
     path = builtin_path() if config.model is None else Path(config.model)
     hf_config = load_config(path)
+    if config.max_model_len is not None:
+        lengthen(hf_config, config.max_model_len)
     device = resolve_device(config.device) if memory is None else torch.device("cuda")
     target = describe_target(config, hf_config, path, device)
     model, loading = build_stored(hf_config, path, quantization=config.quantization)

@@ -25,6 +25,7 @@ from stridelm.draft.whose import heads_of
 from stridelm.engine.kv_dtype import stored_states, target_states
 from stridelm.engine.memory import captured_bytes, count_pages, largest_step, may_split, profile_memory, useful_pages
 from stridelm.models.layers.decoder import Decoder, ModelInput
+from stridelm.models.layers.rope import lengthen
 from stridelm.models.loader import (
     build_empty,
     build_stored,
@@ -69,6 +70,8 @@ def load(config: EngineConfig, shard: Shard = ONE, *, elastic: bool = True) -> L
     Raises ValueError for settings that do not fit together."""
     path = Path(config.model) if config.model is not None else builtin_path()
     hf_config = load_config(path)
+    if config.max_model_len is not None:
+        lengthen(hf_config, config.max_model_len)
     device = resolve_device(config.device)
     # A dropped engine may still be there, since its parts refer to one another, and malloc keeps what it had.
     gc.collect()

@@ -36,7 +36,7 @@ LARGEST = 10**12
 @dataclass(frozen=True)
 class RopeSpec:
     """A config's rotary embedding. `limit` is the longest context in which it is a pure function of position: dynamic
-    scaling beyond the original length depends on the length of the call that came first."""
+    scaling beyond the original length depends on the length of the call that came first (`lengthen` fixes it)."""
 
     dim: int
     """How many dimensions are rotated, some of them by no angle if the kind is "proportional"."""
@@ -125,6 +125,27 @@ class RopeSpec:
         keep = 1 - ramp.clamp(0, 1)
         scaled = base / factor * (1 - keep) + base * keep
         return scaled, _yarn_attention_factor(factor, p)
+
+
+def lengthen(config: Any, length: int) -> None:
+    """Fix dynamic scaling for contexts of a length beyond the original one, up to `factor` times that, as transformers
+    has it for a prompt of that length, and vLLM for all. In place; other kinds, and lengths within, stay as they are.
+    """
+    stated = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(stated, Mapping) or stated.get("rope_type", stated.get("type")) != "dynamic":
+        return
+    spec = RopeSpec.of(config, 2)
+    assert spec.parameters is not None and spec.limit is not None
+    factor, original = spec.parameters["factor"], spec.parameters["original_max_position_embeddings"]
+    if spec.limit < length <= int(spec.limit * factor):
+        heads = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
+        dim = int(
+            (heads or config.hidden_size // config.num_attention_heads) * (stated.get("partial_rotary_factor") or 1)
+        )
+        stretch = factor * length / original - (factor - 1)
+        theta = spec.theta * stretch ** (dim / (dim - 2))
+        config.rope_parameters = {**stated, "rope_type": "default", "rope_theta": theta}
+        config.max_position_embeddings = length
 
 
 def _check(kind: str, numbers: Mapping[str, Any]) -> None:
