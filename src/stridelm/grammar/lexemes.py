@@ -9,7 +9,7 @@ cannot happen, and single characters elsewhere, which have one length and are al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from stridelm.grammar.ebnf import ROOT
@@ -35,6 +35,9 @@ MAX_NODES = 20_000
 """Size that expressions may reach when rules are written out in them."""
 MAX_TERMS = 200
 """Lexemes of a grammar; one that would have more is read character by character."""
+MAX_WORK = 50_000
+"""Steps of the search for lexemes, some 0.3 s; a grammar that takes more is read character by character. It runs in the
+engine's process too, and holds the interpreter's lock."""
 MAX_POSITIONS = 400
 """Positions of an expression that is checked for use as a lexeme."""
 
@@ -131,7 +134,9 @@ class _Writer:
         self._names = {name: f"r{i}" for i, name in enumerate(rules)}
         self._split: set[Node] = set()
         self._positions: dict[Node, Positions | None] = {}
-        while wrong := self._too_large():
+        self._extensions: dict[tuple[Node, Node], Ranges] = {}
+        self._work = 0
+        while (wrong := self._too_large()) and self._work < MAX_WORK:
             self._split.add(wrong)
 
     def text(self) -> str:
@@ -141,7 +146,7 @@ class _Writer:
 
     def parts(self, node: Node) -> list[Node]:
         """What a node that is not a term is made of: of a sequence, neighbours that are expressions are one part."""
-        if not isinstance(node, Concat) or node in self._split:
+        if not isinstance(node, Concat) or node in self._split or self._work >= MAX_WORK:
             return list(children(node))
         parts: list[Node] = []
         for together, group in groupby(node.parts, is_expression):
@@ -150,7 +155,14 @@ class _Writer:
         return parts
 
     def is_term(self, node: Node) -> bool:
+        if self._work >= MAX_WORK:
+            return isinstance(node, Chars) or node == EMPTY
         return node not in self._split and is_expression(node)
+
+    def spend(self, work: int) -> bool:
+        """Count steps. Returns whether there may be more."""
+        self._work += work
+        return self._work < MAX_WORK
 
     def _too_large(self) -> Node | None:
         """A term that is too large to be checked, or in which another one of these terms could go on where it should
@@ -162,9 +174,19 @@ class _Writer:
                 return term
             after = follow.after(term)
             for other, longer in terms.items():
-                if longer is not None and overlap(positions.extended_by(longer), after):
+                if not self.spend(1):
+                    return None
+                if longer is not None and overlap(self._extension(term, other), after):
                     return other
         return None
+
+    def _extension(self, term: Node, other: Node) -> Ranges:
+        if (term, other) not in self._extensions:
+            one, longer = self._of(term), self._of(other)
+            assert one is not None and longer is not None
+            self._extensions[term, other], steps = one.extended_by(longer)
+            self.spend(steps)
+        return self._extensions[term, other]
 
     def _terms(self, node: Node) -> Iterator[Node]:
         pending = [node]
@@ -213,7 +235,6 @@ class Positions:
     last: frozenset[int]
     next: list[frozenset[int]]
     nullable: bool
-    _extensions: dict[int, Ranges] = field(default_factory=dict)
 
     @classmethod
     def of(cls, node: Node) -> Positions | None:
@@ -278,13 +299,9 @@ class Positions:
         """Characters that a match may begin with."""
         return union(*(self.ranges[place] for place in self.first))
 
-    def extended_by(self, other: Positions) -> Ranges:
-        """Characters by which a complete match of this one can grow into the beginning of a match of the other."""
-        if id(other) not in self._extensions:
-            self._extensions[id(other)] = self._extended(other)
-        return self._extensions[id(other)]
-
-    def _extended(self, other: Positions) -> Ranges:
+    def extended_by(self, other: Positions) -> tuple[Ranges, int]:
+        """Characters by which a complete match of this one can grow into the beginning of a match of the other, and the
+        steps that it took to find them."""
         found: Ranges = ()
         pending = [(a, b) for a in self.first for b in other.first if overlap(self.ranges[a], other.ranges[b])]
         seen = set(pending)
@@ -296,7 +313,7 @@ class Positions:
                 if pair not in seen and overlap(self.ranges[pair[0]], other.ranges[pair[1]]):
                     seen.add(pair)
                     pending.append(pair)
-        return found
+        return found, len(seen)
 
 
 class _Follow:
@@ -315,6 +332,8 @@ class _Follow:
         return self._after.get(term, ())
 
     def _grow(self, name: str) -> bool:
+        if not self._writer.spend(1):
+            return False
         now = self._opening(self._rules[name])
         changed = now != self._first[name]
         self._first[name] = now
@@ -349,7 +368,7 @@ class _Follow:
         if isinstance(node, Repeat) and node.most != 1:
             after = union(after, self._opening(node)[0])
         changed = False
-        for part in reversed(self._writer.parts(node)):
+        for part in reversed(self._writer.parts(node)) if self._writer.spend(1) else ():
             changed |= self._spread(part, after)
             if isinstance(node, Concat):
                 opening, nullable = self._opening(part)

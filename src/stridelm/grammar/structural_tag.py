@@ -294,7 +294,7 @@ def _goes_on(piece: Piece) -> Ranges:
     if isinstance(piece, Term):
         return piece.goes_on
     positions = Positions.of(piece)
-    return ANYTHING.item.ranges if positions is None else positions.extended_by(positions)  # type: ignore[union-attr]
+    return ANYTHING.item.ranges if positions is None else positions.extended_by(positions)[0]  # type: ignore[union-attr]
 
 
 def _written(piece: Piece) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fuzz.regexes import random_grammar
+from stridelm.grammar import lexemes
 from stridelm.grammar.ebnf import ROOT, read_ebnf
 from stridelm.grammar.lexemes import lark
-from support.checks.grammar_bytes import admits, matcher, random_output
+from support.checks.grammar_bytes import admits, matcher, random_output, written
 from support.oracles.recognise import matches
 
 WORDS = ["".join(word) for length in range(6) for word in itertools.product("abc", repeat=length)]
@@ -87,6 +88,20 @@ def test_rules_that_grow() -> None:
     grammar = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40))
     with pytest.raises(ValueError, match="parts"):
         lark(read_ebnf(f'root ::= r0\n{grammar}\nr40 ::= "a"'))
+
+
+def test_large_grammars_are_read_by_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for lexemes ends after so many steps, and what is written then still says the same."""
+    monkeypatch.setattr(lexemes, "MAX_WORK", 5)
+    for seed in range(25):
+        draw = Random(seed)
+        grammar = random_grammar(draw)
+        rules = read_ebnf(grammar)
+        with suppress(ValueError):  # nothing can match it
+            start = written(lark(rules))
+            for word in draw.sample(WORDS, 20):
+                assert admits(start, word) == matches(rules[ROOT], word, rules), (seed, grammar, word)
+    assert "[a-z]+" not in lark(read_ebnf('root ::= [a-z]+ "(" root ")" | [0-9]+ | ("if" | "else" [a-z]+) root'))
 
 
 def test_usual_grammars_are_lexemes() -> None:
