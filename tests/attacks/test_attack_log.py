@@ -107,7 +107,8 @@ def test_metrics_beside_a_dead_engine(tmp_path: Path) -> None:
         assert "uvloop" in Path(f"/proc/{served.process.pid}/maps").read_text(encoding="utf-8")
         with served.openai() as client:
             body = {"model": "built-in", "prompt": PROMPT, "max_tokens": 450, "extra_body": {"ignore_eos": True}}
-            next(iter(client.completions.create(**body, stream=True)))
+            stream = client.completions.create(**body, stream=True)  # if it were dropped, its request would be aborted
+            next(iter(stream))
             until("it is counted", lambda: gauges(served)["stride_requests_running"] == 1, 10)
             assert gauges(served)["stride_engine_up"] == 1
             os.kill(served.engine.pid, signal.SIGKILL)

@@ -449,7 +449,6 @@ def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     def join(member: Member) -> None:
         joined.append(member)
-        processes.append(psutil.Process(member.pid))
         member.channel.send(EngineState(ready, None, "there is none"))
 
     async def go() -> None:
@@ -460,9 +459,11 @@ def test_a_front_end_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         await asyncio.sleep(7)
         [first] = joined
         assert first.serving
+        processes.append(psutil.Process(first.pid))
         os.kill(first.pid, signal.SIGSTOP)
         await asyncio.wait_for(fleet.until(lambda: first.ended and len(fleet.serving) == 1), 30)
         assert [member.pid for member in fleet.serving] == [joined[1].pid] != [first.pid]
+        processes.append(psutil.Process(joined[1].pid))
         await fleet.stop(force=False, seconds=10)
 
     asyncio.run(go())
