@@ -46,7 +46,7 @@ def neighbour() -> Iterator[None]:
 def config(checkpoint: Callable[..., Path]) -> EngineConfig:
     options: dict[str, Any] = {"capture_memory": 1.0, "max_num_seqs": 16, "num_pages": 512, "skip_tokenizer_init": True}
     path = checkpoint("qwen3", tie_word_embeddings=True)
-    return EngineConfig(model=str(path), dtype="bfloat16", device="cuda", drafter="mtp", depth=2, **options)
+    return EngineConfig(model=str(path), dtype="bfloat16", device="cuda", drafter="ngram", depth=2, **options)
 
 
 def test_a_neighbours_memory_is_not_charged(config: EngineConfig) -> None:

@@ -8,6 +8,7 @@ warning.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -94,7 +95,10 @@ class Grammars:
             if matcher.is_error() or time.perf_counter() - began > SLOW_TRIAL_S:
                 raise ValueError(f"structured_outputs: {TOO_SLOW}")
             tokens = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(first)])
-            if not len(tokens) or not matcher.try_consume_tokens([int(draw.choice(tokens))]) or matcher.is_stopped():
+            taken = bool(len(tokens)) and matcher.try_consume_tokens([int(draw.choice(tokens))])
+            if matcher.is_error():
+                raise ValueError(f"structured_outputs: {TOO_SLOW}")
+            if not taken or matcher.is_stopped():
                 return
             choices += len(np.unique(first[tokens])) > 1
             if choices == TRIED:
@@ -157,5 +161,6 @@ def _reason(error: str) -> str:
     """llguidance's message, in one line, without options that are not ours."""
     if "oneOf" in error:
         return "oneOf whose branches are not known to exclude one another cannot be held; use anyOf"
-    line = " ".join(error.partition("<state>")[0].split())
-    return line[:200]
+    line = " ".join(error.partition("<state>")[0].partition("%llguidance")[0].split())
+    line = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)
+    return line.removesuffix(" 1 |").removesuffix(" 2 |").strip()[:200]

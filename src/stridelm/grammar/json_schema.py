@@ -12,7 +12,9 @@ Numbers and strings are written in one way where JSON has several, and control c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,6 +29,10 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 LARGEST = 2**53
 """Numbers beyond it are not exact as the floats that llguidance computes with."""
 MAX_SCHEMAS = 20_000
+MAX_LEVELS = 400
+"""Schemas within schemas, through references: at some 1,200 llguidance overflows a thread's stack of 2 MiB."""
+MAX_JSON_LEVELS = 120
+"""Of the JSON text; llguidance reads 128."""
 REFUSED = frozenset(
     (
         *("not", "if", "contains", "propertyNames", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
@@ -109,13 +115,17 @@ class _Walk:
 
     def result(self) -> dict[str, Any]:
         whole = self._schema(self._root, (), combined=False)
-        whole = whole if isinstance(whole, dict) else {} if whole else {"not": {}}
+        if whole is False:
+            raise ValueError("nothing can match it")
+        whole = {} if whole is True else whole
         while self._pending:
             reference, combined, place = self._pending.pop()
             target, found_at = self._resolve(reference, place)
             self._targets[self._names[reference, combined]] = self._schema(target, found_at, combined)
         self._refuse_loops()
         self._refuse_narrow_bounds()
+        whole = self._ended(whole)
+        self._refuse_depth(whole)
         return {**whole, "x-guidance": OPTIONS, **({"$defs": self._targets} if self._targets else {})}
 
     def _schema(self, schema: Any, place: Place, combined: bool = False) -> Schema:
@@ -123,8 +133,8 @@ class _Walk:
         self._count += 1
         if self._count > MAX_SCHEMAS:
             raise ValueError(f"it has more than {MAX_SCHEMAS} schemas; make it simpler")
-        if len(place) > 2 * MAX_NESTING:
-            raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        if len(place) > MAX_JSON_LEVELS:
+            raise ValueError("it is nested too deep, with its references; make it simpler")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -132,18 +142,12 @@ class _Walk:
         if "$ref" in schema and self._draft <= 7:
             schema = {"$ref": schema["$ref"]}  # until draft 7, what stands beside a reference is ignored
         in_place = [keyword for keyword in IN_PLACE if keyword in schema]
-        alone = not combined and not in_place
         several = combined or len(in_place) > 1 or not OF_OBJECTS.isdisjoint(schema)
-        several = several or len(schema.get("allOf") or ()) > 1
+        several = several or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
         result: dict[str, Any] = {}
         for keyword, value in schema.items():
             result.update(self._keyword(keyword, value, schema, place, several))
-        if (
-            self._closed
-            and alone
-            and "properties" in schema
-            and not {"additionalProperties", "patternProperties"} & set(schema)
-        ):
+        if self._closed and not combined and not in_place and _is_closed(schema):
             result["additionalProperties"] = False
         if schema.get("format") in FORMAT_PATTERNS:
             result["allOf"] = [*result.get("allOf", ()), {"pattern": FORMAT_PATTERNS[schema["format"]]}]
@@ -164,6 +168,8 @@ class _Walk:
                 raise Refusal(place, keyword, "would change what references mean; leave it out")
         if keyword == "$ref":
             return self._reference(value, place, several)
+        if keyword == "oneOf" and "anyOf" not in schema:
+            return self._one_of(value, place, several)
         if keyword in IN_PLACE:
             return self._list(keyword, value, place, several)
         rule = RULES.get(keyword)
@@ -188,6 +194,54 @@ class _Walk:
         if not isinstance(value, list) or not value:
             raise Refusal(place, keyword, "must be a list of schemas, at least one")
         return {keyword: [self._schema(one, (*place, keyword, str(i)), combined) for i, one in enumerate(value)]}
+
+    def _one_of(self, value: Any, place: Place, combined: bool) -> Mapping[str, Any]:
+        """Branches that exclude one another are as good as anyOf's. Those of a discriminated union do once the property
+        that tells them apart is required."""
+        branches = [self._followed(one, place) for one in value] if isinstance(value, list) else []
+        if all(branch.get("type") == "object" for branch in branches) and (name := _told_apart_by(branches)):
+            required = [[*dict.fromkeys((*branch.get("required", ()), name))] for branch in branches]
+            value = [{**branch, "required": names} for branch, names in zip(branches, required, strict=True)]
+            return {"anyOf": self._list("oneOf", value, place, combined)["oneOf"]}
+        apart = all(_apart(one, other) for one, other in combinations(branches, 2))
+        return {"anyOf" if apart else "oneOf": self._list("oneOf", value, place, combined)["oneOf"]}
+
+    def _followed(self, schema: Any, place: Place) -> dict[str, Any]:
+        """What a schema that is only a reference leads to; empty for what is not an object."""
+        for _ in range(MAX_NESTING):
+            if not isinstance(schema, dict) or schema.keys() & {*RULES, *IN_PLACE, *REFUSED} != {"$ref"}:
+                break
+            self._reference(schema["$ref"], place, False)
+            schema, place = self._resolve(schema["$ref"], place)
+        return schema if isinstance(schema, dict) else {}
+
+    def _ended(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """The same without definitions that have no finite value; references to them are `false`."""
+        ending: set[str] = set()
+        while more := {name for name, one in self._targets.items() if name not in ending and _ends(one, ending)}:
+            ending |= more
+        if not _ends(whole, ending):
+            raise ValueError("nothing can match it: a $ref that is required leads back to itself")
+        lost = {f"#/$defs/{name}" for name in self._targets.keys() - ending}
+        self._targets = {name: _without(one, lost) for name, one in self._targets.items() if name in ending}
+        return {**_without(whole, lost)}
+
+    def _refuse_depth(self, whole: dict[str, Any]) -> None:
+        """llguidance calls itself for every level, also of references that it has not met before."""
+        met: set[str] = set()
+        pending: list[tuple[Any, int, int]] = [(whole, 1, 1)]
+        while pending:
+            one, levels, nested = pending.pop()
+            if levels > MAX_LEVELS or nested > MAX_JSON_LEVELS:
+                raise ValueError("it is nested too deep, with its references; make it simpler")
+            if isinstance(one, dict) and isinstance(one.get("$ref"), str):
+                name = one["$ref"].rpartition("/")[2]
+                if name in self._targets and name not in met:
+                    met.add(name)
+                    pending.append((self._targets[name], levels + 1, 3))
+            if isinstance(one, dict | list):
+                values = one.values() if isinstance(one, dict) else one
+                pending += [(value, levels + 1, nested + 1) for value in values if isinstance(value, dict | list)]
 
     def _prefix(self, keyword: str, value: Any, schema: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         return self._list(keyword, value, place)
@@ -272,6 +326,10 @@ class _Walk:
         if isinstance(value, bool) and self._draft == 4 and keyword.startswith("exclusive"):
             side = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}[keyword]
             return self._bound(keyword, schema[side], {}, place) if value and side in schema else {}
+        # Beyond LARGEST a bound is not exact. A narrower one is, where nothing wider than it is asked for.
+        sign = 1 if keyword.endswith("aximum") else -1
+        if isinstance(value, int | float) and math.isfinite(value) and sign * value > LARGEST:
+            value = sign * LARGEST
         self._bounds.append((keyword, _number(value, keyword, place), place))
         return {keyword: value}
 
@@ -347,6 +405,79 @@ def _beside(schema: Any) -> Iterator[str]:
         for keyword in ("allOf", "anyOf", "oneOf"):
             for one in schema.get(keyword, ()):
                 yield from _beside(one)
+
+
+def _told_apart_by(branches: Sequence[Mapping[str, Any]]) -> str | None:
+    """A property of all of these objects that no two of them can have the same value of."""
+    shared = [branch.get("properties") for branch in branches]
+    if not shared or not all(isinstance(one, dict) for one in shared):
+        return None
+    for name in shared[0] or ():
+        told = [one.get(name) for one in shared if one is not None]
+        if all(isinstance(one, dict) for one in told) and all(_apart(a, b) for a, b in combinations(told, 2)):
+            return str(name)
+    return None
+
+
+def _apart(one: Any, other: Any) -> bool:
+    """Whether no value can match both, by their types or listed values alone."""
+    one, other = ({} if not isinstance(schema, dict) else schema for schema in (one, other))
+    types = [{schema["type"]} if isinstance(schema.get("type"), str) else set() for schema in (one, other)]
+    if all(types) and types[0] != types[1] and {*types[0], *types[1]} != {"integer", "number"}:
+        return True
+    listed = [_listed(schema) for schema in (one, other)]
+    return None not in listed and not set(listed[0] or ()) & set(listed[1] or ())
+
+
+def _listed(schema: Mapping[str, Any]) -> list[str] | None:
+    """The texts that a schema lists; None if it does not, or lists something else too."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+
+
+def _without(value: Any, lost: Collection[str]) -> Any:
+    """A part of a schema of the result, with `false` for what refers to one of these."""
+    if isinstance(value, list):
+        return [_without(one, lost) for one in value]
+    if not isinstance(value, dict) or not lost:
+        return value
+    if isinstance(value.get("$ref"), str) and value["$ref"] in lost:
+        return False
+    return {name: one if name in ("const", "enum") else _without(one, lost) for name, one in value.items()}
+
+
+def _ends(schema: Any, ending: Collection[str]) -> bool:
+    """Whether a value of a schema of the result can be finite. ending: definitions that can."""
+    if not isinstance(schema, dict):
+        return bool(schema)
+    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in ending:
+        return False
+    if not all(_ends(one, ending) for one in schema.get("allOf", ())):
+        return False
+    if not all(any(_ends(one, ending) for one in schema[name]) for name in ("anyOf", "oneOf") if name in schema):
+        return False
+    types = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
+    return any(_type_ends(name, schema, ending) for name in types)
+
+
+def _type_ends(name: str, schema: Mapping[str, Any], ending: Collection[str]) -> bool:
+    if name == "array":
+        prefix = schema.get("prefixItems", [])
+        items = [*prefix, *[schema.get("items", True)] * (schema.get("minItems", 0) > len(prefix))]
+        return all(_ends(one, ending) for one in items[: schema.get("minItems", 0)])
+    if name == "object":
+        known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+        return all(
+            _ends(known.get(one, rest), ending) or "patternProperties" in schema for one in schema.get("required", ())
+        )
+    return True
+
+
+def _is_closed(schema: Mapping[str, Any]) -> bool:
+    """Whether the properties of an object are all that it speaks of."""
+    names, required = schema.get("properties"), schema.get("required", ())
+    speaks = isinstance(names, dict) and not schema.keys() & {"additionalProperties", "patternProperties"}
+    return speaks and isinstance(required, list | tuple) and set(names or ()).issuperset(map(str, required))
 
 
 def _number(value: Any, keyword: str, place: Place) -> int | float:

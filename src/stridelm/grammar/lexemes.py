@@ -33,12 +33,14 @@ from stridelm.grammar.expressions import (
 
 MAX_NODES = 20_000
 """Size that expressions may reach when rules are written out in them."""
+MAX_ALL_RULES, MAX_RULES = 500, 200
+"""Rules, and those of them that are left once all others are written out: llguidance calls itself for each."""
 MAX_TERMS = 200
 """Lexemes of a grammar; one that would have more is read character by character."""
-MAX_WORK = 50_000
-"""Steps of the search for lexemes, some 0.3 s; a grammar that takes more is read character by character. It runs in the
+MAX_WORK = 300_000
+"""Of the search for lexemes, some 0.5 s; a grammar that takes more is read character by character. It runs in the
 engine's process too, and holds the interpreter's lock."""
-MAX_POSITIONS = 400
+MAX_POSITIONS = 128
 """Positions of an expression that is checked for use as a lexeme."""
 
 
@@ -53,10 +55,14 @@ def lark(rules: Mapping[str, Node]) -> str:
 
 def written_out(rules: Mapping[str, Node]) -> dict[str, Node]:
     """The rules that lead to themselves, and `root`, with all others put in their places, and none that never ends."""
+    if len(rules) > MAX_ALL_RULES:
+        raise ValueError(f"it has more than {MAX_ALL_RULES} rules; make it simpler")
     ends = _ending(rules)
     if ROOT not in ends:
         raise ValueError("nothing can match it: its rules have no end")
-    recursive = {name for name in rules if _leads_to(name, name, rules)}
+    recursive = _recursive(rules)
+    if len(recursive) > MAX_RULES:
+        raise ValueError(f"more than {MAX_RULES} of its rules lead to one another; make it simpler")
     done: dict[str, Node] = {}
     size = 0
 
@@ -103,18 +109,21 @@ def _ending(rules: Mapping[str, Node]) -> set[str]:
     return ending
 
 
-def _leads_to(name: str, target: str, rules: Mapping[str, Node]) -> bool:
-    seen: set[str] = set()
-    pending = [name]
-    while pending:
-        for node in _nodes(rules[pending.pop()]):
-            if isinstance(node, Rule):
-                if node.name == target:
-                    return True
-                if node.name not in seen:
-                    seen.add(node.name)
-                    pending.append(node.name)
-    return False
+def _recursive(rules: Mapping[str, Node]) -> set[str]:
+    """The rules that lead to themselves, and those that lead to such."""
+    used = {name: {one.name for one in _nodes(node) if isinstance(one, Rule)} for name, node in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, others in used.items():
+        for other in others:
+            users[other].append(name)
+    free = [name for name, others in used.items() if not others]
+    while free:
+        done = free.pop()
+        for name in users[done]:
+            used[name].discard(done)
+            if not used[name]:
+                free.append(name)
+    return {name for name, others in used.items() if others}
 
 
 def _nodes(node: Node) -> Iterator[Node]:
@@ -174,7 +183,7 @@ class _Writer:
                 return term
             after = follow.after(term)
             for other, longer in terms.items():
-                if not self.spend(1):
+                if not self.spend(4 + len(after)):
                     return None
                 if longer is not None and overlap(self._extension(term, other), after):
                     return other
@@ -185,7 +194,7 @@ class _Writer:
             one, longer = self._of(term), self._of(other)
             assert one is not None and longer is not None
             self._extensions[term, other], steps = one.extended_by(longer)
-            self.spend(steps)
+            self.spend(4 * steps * (1 + max(map(len, longer.ranges), default=0)))
         return self._extensions[term, other]
 
     def _terms(self, node: Node) -> Iterator[Node]:
@@ -199,7 +208,8 @@ class _Writer:
 
     def _of(self, term: Node) -> Positions | None:
         if term not in self._positions:
-            self._positions[term] = Positions.of(term)
+            self._positions[term] = found = Positions.of(term)
+            self.spend(MAX_POSITIONS if found is None else len(found.ranges) ** 2)
         return self._positions[term]
 
     def _write(self, node: Node) -> str:
@@ -332,7 +342,7 @@ class _Follow:
         return self._after.get(term, ())
 
     def _grow(self, name: str) -> bool:
-        if not self._writer.spend(1):
+        if not self._writer.spend(4 + len(self._first[name][0])):
             return False
         now = self._opening(self._rules[name])
         changed = now != self._first[name]
@@ -368,7 +378,7 @@ class _Follow:
         if isinstance(node, Repeat) and node.most != 1:
             after = union(after, self._opening(node)[0])
         changed = False
-        for part in reversed(self._writer.parts(node)) if self._writer.spend(1) else ():
+        for part in reversed(self._writer.parts(node)) if self._writer.spend(4 + len(after)) else ():
             changed |= self._spread(part, after)
             if isinstance(node, Concat):
                 opening, nullable = self._opening(part)

@@ -47,6 +47,8 @@ ECMA_SPACE = ranges_of(
     ((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
     + ((0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF))
 )
+WRITTEN = complement(ranges_of(((0, 7), (11, 11), (14, 31), (127, 127))))
+"""Characters of JSON strings in outputs: all but the control characters that have no escape of one letter."""
 ASCII_DIGIT: Ranges = ((48, 57),)
 ASCII_WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 ASCII_SPACE: Ranges = ((9, 13), (32, 32))
@@ -78,7 +80,8 @@ def full_match(text: str) -> Node:
 
 
 def search(text: str) -> Node:
-    """Texts in which both `re.search` and ECMAScript find the expression. Raises ValueError as `full_match`."""
+    """Texts in which both `re.search` and ECMAScript find the expression, and that a JSON string of an output can hold
+    (WRITTEN). Raises ValueError as `full_match`."""
     if OTHER_IN_ECMA.search(text):
         raise ValueError(r"\a, \A, \Z and classes that begin with ] mean one thing in Python and another in ECMAScript")
     return _Reader(text, ecma=True).read(Edge.OPEN)
@@ -137,6 +140,10 @@ class _Reader:
         characters = self._characters(code, value, flags)
         if characters is None:
             raise ValueError("an atomic group or a possessive repeat cannot be followed; use an ordinary one")
+        if self._ecma and characters:
+            characters = intersection(characters, WRITTEN)
+            if not characters:
+                raise ValueError("a control character is part of it, which outputs never hold")
         return _padded(Chars(characters), edges)
 
     def _refuse_anchors_of_lines(self, items: Any, flags: int) -> None:

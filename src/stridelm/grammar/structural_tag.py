@@ -140,7 +140,7 @@ class _Writer:
 
     def _or(self, given: Mapping[str, Any], level: int) -> list[Piece]:
         elements = _elements(given, "elements")
-        _refuse_beginnings([str(one.get("begin")) for one in elements if isinstance(one, dict) and "begin" in one])
+        _refuse_beginnings([one["begin"] for one in elements if isinstance(one.get("begin"), str)])
         return [self._term([self.read(one, level) for one in elements])]
 
     def _counted(self, given: Mapping[str, Any], level: int) -> list[Piece]:
@@ -162,6 +162,8 @@ class _Writer:
         """A tag of which `begin` is still to come."""
         ends = tag.get("end")
         ends = ends if isinstance(ends, list) and ends else [ends]
+        if len(ends) > 1:
+            _refuse_beginnings([end for end in ends if isinstance(end, str)])
         content = self.read(tag.get("content"), level)
         if content[-1:] == [ANYTHING]:  # up to the first end
             finishes = [self._until(end) for end in ends]
@@ -183,7 +185,7 @@ class _Writer:
         return Term(self._rule(" ".join((head, *map(_written, pieces[1:])))))
 
     def _triggered(self, given: Mapping[str, Any], level: int) -> list[Piece]:
-        tags, triggers = _elements(given, "tags"), given.get("triggers")
+        tags, triggers = _tags(given), given.get("triggers")
         if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
             raise ValueError("triggers must be a list of texts")
         if given.get("excludes"):
@@ -191,12 +193,12 @@ class _Writer:
         _refuse_beginnings(triggers)
         groups = []
         for trigger in triggers:
-            own = [tag for tag in tags if str(tag.get("begin", "")).startswith(trigger)]
+            own = [tag for tag in tags if tag["begin"].startswith(trigger)]
             _refuse_beginnings([tag["begin"] for tag in own])
             rests = [self._inside(tag, tag["begin"][len(trigger) :], level) for tag in own]
             if rests:
                 groups.append((trigger, self._term(rests)))
-        if any(not str(tag.get("begin", "")).startswith(tuple(triggers)) for tag in tags):
+        if any(not tag["begin"].startswith(tuple(triggers)) for tag in tags):
             raise ValueError("every tag's begin must start with one of the triggers")
         literal = [t for t in triggers if not isinstance(self.spoken(t, "trigger")[0], Term)]
         found = "|".join(pattern(text(trigger)) for trigger in literal)
@@ -221,8 +223,8 @@ class _Writer:
         return self._rule(_written(sequence((ANYTHING, pieces[0]))), "[lazy]")
 
     def _separated(self, given: Mapping[str, Any], level: int) -> list[Piece]:
-        tags = _elements(given, "tags")
-        _refuse_beginnings([str(tag.get("begin")) for tag in tags])
+        tags = _tags(given)
+        _refuse_beginnings([tag["begin"] for tag in tags])
         one = self._term([self.read({"type": "tag", **tag}, level) for tag in tags])
         if given.get("stop_after_first"):
             body = one.text
@@ -270,6 +272,13 @@ def _elements(given: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     if not isinstance(elements, list) or not elements or not all(isinstance(one, dict) for one in elements):
         raise ValueError(f"{name} must be a list of objects, at least one")
     return elements
+
+
+def _tags(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tags = _elements(given, "tags")
+    if not all(tag.get("type", "tag") == "tag" and isinstance(tag.get("begin"), str) for tag in tags):
+        raise ValueError("tags must be of type tag, each with a text as its begin")
+    return tags
 
 
 def _refuse_beginnings(begins: Sequence[str]) -> None:

@@ -104,6 +104,16 @@ def test_large_grammars_are_read_by_character(monkeypatch: pytest.MonkeyPatch) -
     assert "[a-z]+" not in lark(read_ebnf('root ::= [a-z]+ "(" root ")" | [0-9]+ | ("if" | "else" [a-z]+) root'))
 
 
+def test_chains_of_rules() -> None:
+    """So many rules that lead to one another that the library would overflow its stack are refused."""
+    rules = "\n".join(f'r{i} ::= "a" r{i + 1} | root | "x"' for i in range(450))
+    with pytest.raises(ValueError, match="lead to one another"):
+        matcher({"grammar": f'root ::= r0\n{rules}\nr450 ::= "b"'})
+    rules = "\n".join(f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(2000))
+    with pytest.raises(ValueError, match="more than 500 rules"):
+        matcher({"grammar": f'root ::= r0\n{rules}\nr2000 ::= "b"'})
+
+
 def test_usual_grammars_are_lexemes() -> None:
     """Names, numbers, strings and keywords of a usual grammar are lexemes as a whole: masks of single characters take a
     hundred times as long."""

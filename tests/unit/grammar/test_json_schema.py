@@ -15,6 +15,18 @@ from support.checks.grammar_bytes import admits, matcher, random_output, written
 from support.oracles.schema_suite import DRAFTS, NARROWER, instances, suite
 
 HALF_PAIR = "\ud83d"
+CAT = {
+    "type": "object",
+    "properties": {"kind": {"const": "cat", "default": "cat"}, "n": {"type": "integer"}},
+    "required": ["n"],
+}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]}
+ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}
+NODE = {
+    "type": "object",
+    "properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}},
+    "required": ["next"],
+}
 
 
 def start_of(schema: Any) -> Any:
@@ -78,7 +90,7 @@ def test_published_suite(draft: str) -> None:
         ({"enum": []}, "enum at # must be a list"),
         ({"minLength": "a"}, "minLength at # must be a number"),
         ({"minLength": -1}, "minLength at # must be a whole number"),
-        ({"maximum": 2**70}, "maximum at # is beyond 2"),
+        ({"minimum": 2**70}, "minimum at # is beyond 2"),
         ({"multipleOf": 0}, "multipleOf at # must be above 0"),
         ({"const": HALF_PAIR}, "const at # holds half a surrogate pair"),
         ({"properties": {HALF_PAIR: True}}, "properties at # holds half a surrogate pair"),
@@ -99,7 +111,13 @@ def test_published_suite(draft: str) -> None:
         ),
         ({"allOf": [{"exclusiveMaximum": 0}, {"minimum": -0.5}]}, "exclusiveMaximum at #/allOf/0 cannot be held"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
-        (False, "the json cannot be followed"),
+        (False, "nothing can match it"),
+        ({"allOf": 5}, "allOf at # must be a list"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": ENDLESS}}, "nothing can match it"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}},
+            "nothing can",
+        ),
         ([], "must be a JSON schema"),
         (json.loads('{"items":' * 300 + "1" + "}" * 300), "nested"),
     ],
@@ -245,6 +263,74 @@ def test_objects_are_closed(schema: Any, good: list[str], bad: list[str]) -> Non
     start = start_of(schema)
     assert [text for text in good if not admits(start, text)] == []
     assert [text for text in bad if admits(start, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"oneOf": [{"$ref": "#/$defs/C"}, {"$ref": "#/$defs/D"}], "$defs": {"C": CAT, "D": DOG}},
+            ['{"kind": "cat", "n": 1}', '{"kind": "wolf"}'],
+            ['{"n": 1}', '{"kind": "dog", "n": 1}', "{}"],
+        ),
+        (
+            {
+                "oneOf": [{"type": "integer"}, {"type": "null"}, {"$ref": "#/$defs/s"}],
+                "$defs": {"s": {"type": "string"}},
+            },
+            ["1", "null", '"a"'],
+            ["true"],
+        ),
+        (
+            {"properties": {"p": {"$ref": "#/$defs/a"}}, "type": "object", "$defs": {"a": ENDLESS}},
+            ["{}"],
+            ['{"p": {"x": 1}}'],
+        ),
+        ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": ENDLESS}}, ["null"], ["{}"]),
+        ({"$ref": "#/$defs/n", "$defs": {"n": NODE}}, ['{"next": {"next": null}}'], ['{"next": {}}']),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}},
+            ["[[], [[]]]"],
+            ["[1]"],
+        ),
+        (
+            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+            ["-5", "9007199254740992"],
+            ["9007199254740993"],
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_references(schema: Any, good: list[str], bad: list[str]) -> None:
+    """Branches are told apart through references, and what has no finite value is never begun."""
+    start = start_of(schema)
+    assert [text for text in good if not admits(start, text)] == []
+    assert [text for text in bad if admits(start, text)] == []
+    assert start.deep_copy().try_consume_tokens(list(b'{"p"')) != 4
+
+
+@pytest.mark.parametrize("levels", [100, 400, 3000])
+def test_chains_of_references(levels: int) -> None:
+    """A chain that would overflow the stack of the library, and end the process, is refused."""
+    links: dict[str, Any] = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(levels)}
+    chain = {"$ref": "#/$defs/a0", "$defs": links | {f"a{levels}": {"type": "null"}}}
+    if levels == 100:
+        assert admits(start_of(chain), "[[[]]]")
+    else:
+        with pytest.raises(ValueError, match="nested too deep"):
+            start_of(chain)
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties"])
+@pytest.mark.parametrize("expression", [r"^ab\x01$", r"^ab\x7f$", r"\x0b", r"^(ab\x01|ac)$", "\x01"])
+def test_characters_that_outputs_never_hold(keyword: str, expression: str) -> None:
+    """An expression that asks for one, spelt in any way, is refused, and a class leaves them out."""
+    with pytest.raises(ValueError, match="control character"):
+        start_of({keyword: expression if keyword == "pattern" else {expression: {}}})
+    start = start_of({"type": "string", "pattern": r"^[\x00-\x1fa]$"})
+    assert (
+        admits(start, '"a"') and admits(start, r'"\n"') and not admits(start, r'"\u0001"') and not admits(start, '""')
+    )
 
 
 def test_white_space_ends() -> None:

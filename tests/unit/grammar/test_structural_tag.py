@@ -138,6 +138,9 @@ def test_no_grammar_takes_a_special_token_for_letters(asked: dict[str, Any]) -> 
         ({**TRIGGERED, "triggers": ["<g"]}, "must start with one of the triggers"),
         ({**TRIGGERED, "tags": [tag("<f", INTEGER, "</f>"), tag("<f=a", INTEGER, "</f>")]}, "is the beginning of"),
         ({"type": "const_string", "value": 3}, "value must be text"),
+        ({**TRIGGERED, "triggers": ["5"], "tags": [tag(5, INTEGER, "")]}, "each with a text as its begin"),  # type: ignore[arg-type]
+        (tag("<n>", ANY, ["</n>", "</n>b"]), "is the beginning of"),
+        ({**SEPARATED, "tags": [ANY]}, "tags must be of type tag"),
         ({"type": "token", "token": 65}, "not a special token"),
         ({"type": "or", "elements": []}, "elements must be a list"),
         ({**ANY, "excludes": ["x"]}, "excludes cannot be followed"),
