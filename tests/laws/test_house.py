@@ -34,7 +34,7 @@ LEAVES = (
     "primitives",
 )
 LAYERS = (
-    {*LEAVES, "arena", "builtin", "heap", "progress", "upload"},
+    {*LEAVES, "arena", "builtin", "compiled", "heap", "progress", "upload"},
     {"kernels", "text", "parallel"},
     {"cache", "attention", "sample", "grammar", "models"},
     {"schedule", "draft", "run", "verify"},

@@ -18,6 +18,7 @@ import torch
 
 from stridelm.builtin import builtin_path
 from stridelm.cache.pool import free_memory
+from stridelm.compiled import naming_caches
 from stridelm.config import EngineConfig
 from stridelm.engine.check_drafting import check_drafting
 from stridelm.engine.engine import Engine
@@ -32,9 +33,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@naming_caches()
 def start(config: EngineConfig) -> Engine:
     """An engine, ready for requests, whose drafting has been tried. Raises ValueError for settings that do not fit
-    together."""
+    together, and if the disk has no place for the kernels that are compiled."""
     mark = _mark(config)
     if mark is not None and not mark.is_set:
         compile_ahead(config)

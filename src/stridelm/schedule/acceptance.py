@@ -31,9 +31,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba as nb
 import numpy as np
 
+from stridelm.compiled import njit
 from stridelm.schedule.known import Known
 from stridelm.types import Request
 
@@ -149,7 +149,7 @@ class Acceptance:
         self._variance_K = np.pad(self._variance_K, more[0], constant_values=1.0)
 
 
-@nb.njit(cache=True)
+@njit()
 def _weights(requests_P, places_R):
     weights_R = np.empty(len(places_R))
     heaviest = 0.0
@@ -159,14 +159,14 @@ def _weights(requests_P, places_R):
     return weights_R / heaviest
 
 
-@nb.njit(cache=True)
+@njit()
 def _learn(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_SR, reached_SR):
     """Update all but the last two."""
     for s in range(len(reached_SR)):
         _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_SR[s], reached_SR[s])
 
 
-@nb.njit(cache=True)
+@njit()
 def _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, accepted_R, reached_R):
     rights_KD, reaches_KD = np.zeros_like(right_KD), np.zeros_like(right_KD)
     squares_K, known_K, fortunes_K = np.zeros_like(variance_K), np.zeros_like(variance_K), np.zeros_like(variance_K)
@@ -208,7 +208,7 @@ def _learn_step(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K
             variance_K[k] += SPREAD * (squares_K[k] / known_K[k] - variance_K[k])
 
 
-@nb.njit(cache=True)
+@njit()
 def _chances(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, depth, hope):
     odds_KD = np.exp(_all_log_odds(right_KD, checks_KD))
     chances_RD = np.zeros((len(places_R), depth))
@@ -222,7 +222,7 @@ def _chances(requests_P, places_R, right_KD, checks_KD, telling_K, variance_K, d
     return chances_RD
 
 
-@nb.njit(cache=True)
+@njit()
 def _allowed(requests_P, places_R, weights_R, chances_RD, depth, least):
     allowed_R, least_R = np.zeros(len(places_R), dtype=np.int64), least / weights_R
     for r in range(len(places_R)):
@@ -238,7 +238,7 @@ def _allowed(requests_P, places_R, weights_R, chances_RD, depth, least):
     return allowed_R, least_R
 
 
-@nb.njit(cache=True)
+@njit()
 def _better(request, telling, variance, hope):
     """By what factor a request's odds are above its drafter's, or are hoped to be. What is not known is its fortune and
     the mean of all requests. hope: 1, or 0 for none."""
@@ -247,7 +247,7 @@ def _better(request, telling, variance, hope):
     return math.exp(request.fortune + deviations * math.sqrt(unknown))
 
 
-@nb.njit(cache=True)
+@njit()
 def _all_log_odds(right_KD, checks_KD):
     """Of the means."""
     odds_KD = np.empty_like(right_KD)
@@ -261,31 +261,31 @@ def _all_log_odds(right_KD, checks_KD):
     return odds_KD
 
 
-@nb.njit(cache=True)
+@njit()
 def _of_mean(telling):
     """Variance of what is known of a drafter's mean."""
     return 4 / (WORTH[0] + telling)
 
 
-@nb.njit(cache=True)
+@njit()
 def _telling(variance, checks):
     """As many checks of different requests as so many of one are worth to all others."""
     return checks / (1.0 + variance * checks / 4)
 
 
-@nb.njit(cache=True)
+@njit()
 def _doubt(variance, of_others, checks):
     """Variance of what is known of a fortune after so many checks, which tell it and the mean in one: that of the only
     request stays unknown. of_others: checks of others that tell of the mean."""
     return variance - variance**2 / (variance + _of_mean(of_others) + 4 / checks)
 
 
-@nb.njit(cache=True)
+@njit()
 def _uncertainty(variance, checks):
     """Variance of what is known of something after so many checks, by its variance before."""
     return variance / (1.0 + variance * checks / 4)
 
 
-@nb.njit(cache=True)
+@njit()
 def _sigmoid(x):
     return 1.0 / (1.0 + math.exp(-x))

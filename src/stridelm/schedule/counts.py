@@ -3,10 +3,10 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-import numba as nb
+from stridelm.compiled import njit
 
 
-@nb.njit(cache=True)
+@njit()
 def stair(count):
     """The same for counts that are alike: exact up to 8, then quarters of powers of two."""
     if count <= 8:
@@ -23,7 +23,7 @@ def middle(count: int) -> float:
     return stair(count) - (alike - 1) / 2
 
 
-@nb.njit(cache=True)
+@njit()
 def class_of(count):
     """The number of a count's stair, from 0."""
     size, doubled = stair(count), 0

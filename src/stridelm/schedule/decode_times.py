@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import math
 
-import numba as nb
 import numpy as np
 
+from stridelm.compiled import njit
 from stridelm.schedule.counts import class_of
 from stridelm.schedule.step_shape import StepShape
 
@@ -144,14 +144,14 @@ class DecodeTimes:
             self._noted.clear()
 
 
-@nb.njit(cache=True)
+@njit()
 def _place(step):
     """The same for steps that are alike."""
     requests, rows, depth = int(step[0]), int(step[1]), int(step[2])
     return min(class_of(requests), STAIRS[0] - 1), min(class_of(rows), STAIRS[1] - 1), min(depth, STAIRS[2] - 1)
 
 
-@nb.njit(cache=True)
+@njit()
 def _features(step):
     """What a step's time, but for the tokens read, is linear in: a step, its requests, its rows, whether it drafts, the
     levels that are drafted one after another, and those times the requests."""
@@ -159,7 +159,7 @@ def _features(step):
     return np.array([1.0, requests, rows, 1.0 if depth > 0 else 0.0, depth, depth * requests])
 
 
-@nb.njit(cache=True)
+@njit()
 def _each(price, depth):
     """Seconds of a token that is read by a step of this depth. A card reads it once for all rows, a processor once for
     each, so that it is dearer if the step drafts; but until such steps tell otherwise it is taken to be the same."""
@@ -167,7 +167,7 @@ def _each(price, depth):
     return _slope(price[drafts], _slope(price[1 - drafts], 0.0))
 
 
-@nb.njit(cache=True)
+@njit()
 def _slope(price, usual):
     """The regression's, between what is usual and itself: as far as the difference may be chance, it is not counted."""
     steps, squares, products, rest = price
@@ -181,7 +181,7 @@ def _slope(price, usual):
     return max(0.0, usual + more * max(0.0, 1.0 - SURE * doubt / more**2))
 
 
-@nb.njit(cache=True)
+@njit()
 def _predicted(steps_N4, weights_F, alike, price, machine):
     seconds_N, speed = np.empty(len(steps_N4)), machine[0]
     plain, drafting = _each(price, 0), _each(price, 1)
@@ -194,13 +194,13 @@ def _predicted(steps_N4, weights_F, alike, price, machine):
     return seconds_N
 
 
-@nb.njit(cache=True)
+@njit()
 def _doubt(mean, speed):
     """About the mean of a kind that was seen, as a share of the variance of one step's time: grown since."""
     return mean.doubt + APART * (speed.steps - mean.latest)
 
 
-@nb.njit(cache=True)
+@njit()
 def _doubts(steps_N4, alike, machine):
     doubts_N, speed = np.empty(len(steps_N4)), machine[0]
     for n in range(len(steps_N4)):
@@ -209,7 +209,7 @@ def _doubts(steps_N4, alike, machine):
     return doubts_N
 
 
-@nb.njit(cache=True)
+@njit()
 def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine, switches):
     """Take steps into the fit, the means of those that are like them, the price of tokens, and the machine's speed."""
     if weights_F.any():
@@ -229,7 +229,7 @@ def _learn(steps_N6, moments_FF, target_F, weights_F, alike, price, machine, swi
     _fit(moments_FF, target_F, weights_F)
 
 
-@nb.njit(cache=True)
+@njit()
 def _remember(step, alike, price, speed, switches):
     """Take a step into what like steps take, the price of tokens, and the machine's speed. Returns its seconds at
     speed 1, without what is taken to be a delay.
@@ -287,7 +287,7 @@ def _remember(step, alike, price, speed, switches):
     return seconds
 
 
-@nb.njit(cache=True)
+@njit()
 def _fit(moments_FF, target_F, weights_F):
     """Least squares with weights that are not negative, by coordinate descent from the weights there are."""
     for _ in range(SWEEPS):

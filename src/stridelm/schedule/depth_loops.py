@@ -7,16 +7,16 @@ Legend: P places in the table of requests (schedule/known.py), R requests, D lev
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from stridelm.compiled import njit
 from stridelm.schedule.known import UNDECIDED
 
 NEVER = np.iinfo(np.int64).max
 """Rows that no step has."""
 
 
-@nb.njit(cache=True)
+@njit()
 def pad(rows_TD, depths_TD, stairs_DS):
     """Raise rows to the next stair, where anything is drafted: nothing is if no chance reaches the least."""
     for t in range(rows_TD.shape[0]):
@@ -26,7 +26,7 @@ def pad(rows_TD, depths_TD, stairs_DS):
                 rows_TD[t, depth] = stairs_DS[depth, place]
 
 
-@nb.njit(cache=True)
+@njit()
 def worth(requests_P, rows_PD, places_R, weights_R, chances_RD):
     """The weighted chances of all levels that may be chosen, in one row."""
     worth = np.empty(chances_RD.size)
@@ -40,7 +40,7 @@ def worth(requests_P, rows_PD, places_R, weights_R, chances_RD):
     return worth[:size]
 
 
-@nb.njit(cache=True)
+@njit()
 def choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
     """[T, D + 1] rows, weighted tokens and depth of a step, for each least chance, ascending, and depth."""
     count, levels = chances_RD.shape
@@ -75,7 +75,7 @@ def choices(requests_P, rows_PD, places_R, weights_R, chances_RD, least_T):
     return rows_TD, tokens_TD, depths_TD
 
 
-@nb.njit(cache=True)
+@njit()
 def trim(requests_P, rows_PD, places_R, weights_R, chances_RD, depths_R, excess):
     """Lower depths until there are as many rows less, beginning with the levels of the least weighted chances."""
     while excess > 0:
@@ -91,7 +91,7 @@ def trim(requests_P, rows_PD, places_R, weights_R, chances_RD, depths_R, excess)
         excess -= rows_PD[place, level + 1] - rows_PD[place, level]
 
 
-@nb.njit(cache=True)
+@njit()
 def deepest_of(requests_P, places_R):
     """Most levels of any adaptive request."""
     deepest = 0
@@ -101,7 +101,7 @@ def deepest_of(requests_P, places_R):
     return deepest
 
 
-@nb.njit(cache=True)
+@njit()
 def own_depths(requests_P, places_R, probe):
     """[R] what each drafts, UNDECIDED where that is still to be found out, and how often it is. probe: the depth that
     is probed, or UNDECIDED."""
@@ -118,7 +118,7 @@ def own_depths(requests_P, places_R, probe):
     return depths_R, young
 
 
-@nb.njit(cache=True)
+@njit()
 def sums(requests_P, rows_PD, places_R, depths_SR):
     """[D + 1] how often so many levels were drafted for an adaptive request; most levels of any such; rows of full
     drafts; and of each step, [3, S], rows drafted, the depth of the deepest draft, and of the deepest of an adaptive

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import numba as nb
 import numpy as np
 
+from stridelm.compiled import njit
 from stridelm.schedule.counts import class_of
 from stridelm.schedule.decode_times import AFTER_DECODES, AFTER_PROMPTS, LATE, OUTLIER, DecodeTimes
 from stridelm.schedule.step_shape import StepShape
@@ -198,7 +198,7 @@ def _near(requests: int) -> range:
     return range(class_of(requests) - NEAR, class_of(requests) + NEAR + 1)
 
 
-@nb.njit(cache=True)
+@njit()
 def _fit_line(steps_Q6, decodes_Q, known):
     """(seconds that any prompt rows add to a step, seconds that each adds): least squares of relative errors, and
     neither below zero. steps_Q6: requests, rows, depth, context, prompt rows, seconds. decodes_Q: what their decodes

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba as nb
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
 from numba.core.extending import intrinsic
 
+from stridelm.compiled import njit
 from stridelm.kernels.host.arithmetic import IN_ORDER
 
 
@@ -25,7 +25,7 @@ def apart(argument: types.Type) -> Callable[[Any], Callable[[], int]]:
     in this process: compiled when first asked for, and cached on disk between runs."""
 
     def decorate(function: Any) -> Callable[[], int]:
-        compiled = nb.njit(fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
+        compiled = njit(fastmath=IN_ORDER, error_model="numpy")(function)
 
         @cache
         def address() -> int:

@@ -17,6 +17,8 @@ from numba import types
 from numba.core.extending import overload, register_jitable
 from numba.core.registry import cpu_target
 
+from stridelm.compiled import njit
+
 IN_ORDER = {"contract", "nsz"}
 """What the compiler may do: fuse a product and a sum into one instruction. Sums stay in the order written."""
 BY_LANES = IN_ORDER | {"reassoc"}
@@ -122,7 +124,7 @@ def unordered(x: Any) -> Any:
 
 def kernel(function: Any) -> Any:
     """Compile for this machine on first use, with `prange` loops spread over threads; cached on disk between runs."""
-    return nb.njit(parallel=True, fastmath=IN_ORDER, error_model="numpy", cache=True)(function)
+    return njit(parallel=True, fastmath=IN_ORDER, error_model="numpy")(function)
 
 
 def in_order(function: Any) -> Any:

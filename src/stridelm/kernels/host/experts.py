@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba as nb
 import numpy as np
 import torch
 from numba import prange
 
+from stridelm.compiled import njit
 from stridelm.kernels.host import simd
 from stridelm.kernels.host.address import words
 from stridelm.kernels.host.arithmetic import follow_torch, in_order, kernel
@@ -28,7 +28,7 @@ from stridelm.kernels.ops import ACTIVATIONS
 _PHASES = 3
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def group(chosen_P, experts):
     """[P] the pairs by expert, and [G, 3] (expert, first of these, how many) of each group."""
     firsts_E = np.zeros(experts + 1, np.int64)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import cache
 
-import numba as nb
 import numpy as np
 import torch
 
+from stridelm.compiled import njit
 from stridelm.kernels.host.memory import arrays, copied
 
 
@@ -73,7 +73,7 @@ def compile_following() -> None:
         _recall(two.astype(kind), flags, one, one, 0, 1, two.astype(kind))
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _behind(slots_R, indices_R, reals_B, kept_B, waiting_S, committed_S):
     found = np.empty((4, len(slots_R)), np.int64)
     for i in range(len(slots_R)):
@@ -83,7 +83,7 @@ def _behind(slots_R, indices_R, reals_B, kept_B, waiting_S, committed_S):
     return found
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _next_tokens(tokens_SL, slots_R, span_N, positions_N, ahead):
     tokens = np.empty(len(span_N), np.int64)
     for n in range(len(span_N)):
@@ -91,7 +91,7 @@ def _next_tokens(tokens_SL, slots_R, span_N, positions_N, ahead):
     return tokens
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _keep_newest(kept_SW, ready_S, slots_R, newest_RW, decides_B, indices_R, counts_R, least):
     for i in range(len(slots_R)):
         slot = slots_R[i]
@@ -100,7 +100,7 @@ def _keep_newest(kept_SW, ready_S, slots_R, newest_RW, decides_B, indices_R, cou
             ready_S[slot] = decides_B[indices_R[i]] and counts_R[i] >= least
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _recall(kept_SW, ready_S, known_S, slots_R, first, levels, kept_RW):
     ready, places = np.empty(len(slots_R), np.bool_), np.empty((levels, len(slots_R)), np.int64)
     for i in range(len(slots_R)):

@@ -6,15 +6,16 @@ Legend: as in attention.py; P pages of a span, S page size.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from stridelm.compiled import njit
 
 TILE_QUERIES = 48
 """Most query vectors in a tile. They share the keys and values read from the pool; more of them would not fit into the
 second-level cache beside those."""
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def pool_slots(tables_RP, page_size):
     """[R, L] pool slot of every storage entry; after a request's own pages come slots of the null page."""
     spans, pages = tables_RP.shape
@@ -26,7 +27,7 @@ def pool_slots(tables_RP, page_size):
     return slots
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def reach(firsts_R, starts_R, reals_R, draft_rows_N, positions_N):
     """[N] each row's span's first draft entry, and [N] how many entries the row sees besides its ancestors."""
     rows, spans = len(positions_N), len(firsts_R)
@@ -38,7 +39,7 @@ def reach(firsts_R, starts_R, reals_R, draft_rows_N, positions_N):
     return bases, limits
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def tiles(firsts_R, rows, max_rows):
     """[T, 3] (span, first row, rows): each span's rows in runs of at most `max_rows`."""
     spans, count = len(firsts_R), 0

@@ -10,11 +10,11 @@ Legend: as in kernels/ops.py and attention.py; L layers, K kinds of attention, F
 # mypy: disable-error-code="no-untyped-def,call-arg,unreachable,attr-defined"
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 from numba import prange
 from numba.core import types
 
+from stridelm.compiled import njit
 from stridelm.kernels.host import attention, pair_attention, simd
 from stridelm.kernels.host.address import floats, halves, integers, page_ids, words
 from stridelm.kernels.host.apart import apart, caller
@@ -99,7 +99,7 @@ def run_layers(call_F, kinds_KF, stored_LF, layers_LF):
     _run_layers(_work(), call_F, kinds_KF, stored_LF, layers_LF)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _run_layers(work, call_F, kinds_KF, stored_LF, layers_LF):
     rows, width, spans, kinds = call_F[ROWS], call_F[WIDTH], call_F[SPANS], len(kinds_KF)
     looking = call_F[LOOKING] if call_F[LOOKERS] else rows

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numba as nb
 import numpy as np
 import torch
 
+from stridelm.compiled import njit
 from stridelm.kernels.host.memory import array, arrays
 from stridelm.kernels.plain_sources import HIGHEST, MEMORY, MOST_CHECKS, OWN, PRIOR, SourceTables
 
@@ -67,7 +67,7 @@ def _of(tables: SourceTables) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _mean(shares, counts_CD2, given_CD, row, level):
     level = min(level, given_CD.shape[1] - 1)
     if not shares:
@@ -76,7 +76,7 @@ def _mean(shares, counts_CD2, given_CD, row, level):
     return (right + _PRIOR * given_CD[row, level]) / (checked + _PRIOR)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _choose(
     guesses_S2W,
     levels_S2,
@@ -120,7 +120,7 @@ def _choose(
     return chosen
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _learn(
     guesses_S2W,
     levels_S2,

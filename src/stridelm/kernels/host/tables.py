@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numba as nb
 import numpy as np
 import torch
 
 from stridelm.batch import CANDIDATE, Draft, Verdict
+from stridelm.compiled import njit
 from stridelm.kernels.host.memory import array, arrays, copied
 from stridelm.kernels.plain_step import PlainStepOps
 
@@ -189,7 +189,7 @@ def compile_tables() -> None:
     _follow(two, two, two, flags, flags, two, two, flags.ravel(), one, two, one)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _lay_out(
     slots_R,
     known_S,
@@ -239,7 +239,7 @@ def _lay_out(
     return laid, about, decisions
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _place_live(slots_R, starts_R, counts_R, stays_R, pages_SP, page_size):
     spans, rows = len(slots_R), counts_R.sum()
     laid, pool_slots = np.zeros((5, rows), np.int64), np.zeros(rows, np.int64)
@@ -259,7 +259,7 @@ def _place_live(slots_R, starts_R, counts_R, stays_R, pages_SP, page_size):
     return laid, pool_slots, about, last
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _copy_rows(kept_SPW, rows_S, slots_R, firsts_B, reals_B, indices_R, source_NH, at):
     """From one source, to these columns on."""
     width = source_NH.shape[1]
@@ -270,7 +270,7 @@ def _copy_rows(kept_SPW, rows_S, slots_R, firsts_B, reals_B, indices_R, source_N
                 kept_SPW[slot, rows_S[slot] + n, at : at + width] = source_NH[firsts_B[place] + n]
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _note_rows(rows_S, ready_S, slots_R, reals_B, indices_R):
     for i in range(len(slots_R)):
         slot = slots_R[i]
@@ -279,7 +279,7 @@ def _note_rows(rows_S, ready_S, slots_R, reals_B, indices_R):
             ready_S[slot] = False
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _sources(indices_R, span_N, offset_N, tailed_R, firsts_B, reals_B, path_BW, index_BK, decisions_M, step_rows):
     sources = np.empty(len(span_N), np.int64)
     for n in range(len(span_N)):
@@ -293,7 +293,7 @@ def _sources(indices_R, span_N, offset_N, tailed_R, firsts_B, reals_B, path_BW, 
     return sources
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _keep_leaves(kept_SW, ready_S, slots_R, indices_R, leaf_B, index_BK, decisions_M, source_NW):
     for i in range(len(slots_R)):
         slot, place = slots_R[i], indices_R[i]
@@ -302,7 +302,7 @@ def _keep_leaves(kept_SW, ready_S, slots_R, indices_R, leaf_B, index_BK, decisio
             ready_S[slot] = True
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _commit(lengths_S, slots_R, tokens_RK, counts_R, kept_R, drafted_R, accepted_R, reached_R, reals_R, sources_R):
     table = np.zeros((len(slots_R), 7 + tokens_RK.shape[1]), np.int64)
     for i in range(len(slots_R)):
@@ -316,7 +316,7 @@ def _commit(lengths_S, slots_R, tokens_RK, counts_R, kept_R, drafted_R, accepted
     return table
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _followers(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R, width):
     """Searches backwards, so that of equally long matches the latest is found first."""
     requests = len(slots_R)
@@ -343,7 +343,7 @@ def _followers(slots_R, known_S, tokens_SL, shortest_R, longest_R, bounds_R, wid
     return guesses, valid, matched
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _walk(drafted_RW, parents_RW, roles_RW, valid_RW, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S):
     """The fields of a Verdict, in their order."""
     spans, width = drafted_RW.shape
@@ -379,7 +379,7 @@ def _walk(drafted_RW, parents_RW, roles_RW, valid_RW, drawn_RK, nodes_RK, decide
     return tokens, counts, sources, path, kept, leaf, drafted, kept.copy(), reached
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _follow(
     drafted_RW, parents_RW, roles_RW, valid_RW, kept_RW, drawn_RK, nodes_RK, decides_R, slots_R, tokens_SL, known_S
 ):
