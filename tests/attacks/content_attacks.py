@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -101,8 +102,8 @@ def leave(url: str, path: str, body: bytes, after_s: float) -> None:
         f"content-length: {len(body)}",
         *(f"{name}: {value}" for name, value in credentials().items()),
     )
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall("\r\n".join((*lines, "", "")).encode() + body)  # if it is not closed for another
         time.sleep(after_s)
 
 

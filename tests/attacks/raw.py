@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -19,15 +20,16 @@ def address_of(url: str) -> Address:
 
 
 def credentials() -> dict[str, str]:
-    """The header with the attackers' key, if ATTACK_KEY names one."""
-    key = os.environ.get("ATTACK_KEY")
-    return {} if key is None else {"authorization": f"Bearer {key}"}
+    """The header with one of the attackers' keys, if ATTACK_KEYS lists any."""
+    keys = os.environ.get("ATTACK_KEYS", "").split()
+    return {"authorization": f"Bearer {random.choice(keys)}"} if keys else {}
 
 
 def head(address: Address, length: int | None = None, route: str = "POST /v1/completions", *more: str) -> bytes:
-    """A request's head, with the length of its body if it has one."""
+    """A request's head, with the length of its body if it has one, and an attacker's key unless `more` has a key."""
     lines = [f"{route} HTTP/1.1", f"host: {address[0]}:{address[1]}", "content-type: application/json", *more]
-    lines += [f"{name}: {value}" for name, value in credentials().items()]
+    if not any(line.startswith("authorization:") for line in more):
+        lines += [f"{name}: {value}" for name, value in credentials().items()]
     lines += [] if length is None else [f"content-length: {length}"]
     return "\r\n".join([*lines, "", ""]).encode()
 

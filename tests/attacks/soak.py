@@ -1,14 +1,17 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
-Attackers share one key, and honest clients another: an attack without a key gets 401. Reported: whether honest tokens
-equal those of an undisturbed run, the time to their first token beside the attacks and alone, memory of each process
-before and after, and what is held at the end. Fails if a token differs, if a first token takes longer than --first-s,
-if a process has grown by more than a tenth, or if anything is held.
+Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401.
+Meanwhile the hostile ones and the honest one compete in turn for everything that they share (shared.py). Reported:
+whether honest tokens equal those of an undisturbed run, what of the honest client failed in competitions, the time to
+its first token beside the attacks and alone, memory of each process before and after, and what is held at the end.
+Fails if a token differs, if anything of the honest client failed, if a first token takes longer than --first-s, if a
+process has grown by more than a tenth, or if anything is held.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -16,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +30,16 @@ import psutil
 
 from attacks.attacks import ATTACKS
 from attacks.raw import Address, address_of
+from attacks.shared import KEYS, SHARED, Law
+from attacks.shared import OPTIONS as SHARED_OPTIONS
 from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
 OPTIONS = (
-    *("--max-connections", "256", "--timeout-head", "3", "--timeout-body-idle", "3", "--timeout-write", "3"),
-    *("--max-buffered-mib", "64", "--max-unread-mib", "16", "--max-queue", "64"),
-    *("--api-key", "attacker", "--api-key", "honest", "--operator-key", "operator"),
+    *SHARED_OPTIONS,
+    *("--timeout-head", "3", "--timeout-body-idle", "3", "--timeout-write", "3", "--max-unread-mib", "16"),
+    *(option for client in (*KEYS.hostile, KEYS.honest) for option in ("--api-key", str(client.key))),
+    *("--operator-key", "operator"),
 )
 QUIET_S = 70.0
 """Longer than any timeout, and longer than unused memory is kept."""
@@ -97,6 +103,16 @@ def attack(address: Address, names: list[str], done: Counter[str]) -> None:
         done[f"{name}, turned away"] += 1
 
 
+def compete(served: Served, laws: Iterator[tuple[str, Law]], done: Counter[str], failed: list[str]) -> None:
+    """The next competition."""
+    name, law = next(laws)
+    try:
+        law(served, KEYS)
+        done[name] += 1
+    except Exception as error:  # reported, and the soak goes on
+        failed.append(f"{name}: {type(error).__name__}: {error}")
+
+
 def memory(served: Served) -> dict[str, float]:
     """MiB of each process."""
     server = psutil.Process(served.process.pid)
@@ -114,6 +130,10 @@ def warm_up(served: Served, address: Address, names: list[str]) -> None:
     for name in names:
         with suppress(OSError, httpx.TransportError):
             ATTACKS[name](address)
+    for shared in SHARED:
+        if callable(shared.law):
+            with suppress(Exception):  # reported when it competes
+                shared.law(served, KEYS)
     for length in range(4, 404, 4):  # the engine keeps a bounded number of products, one for each number of rows
         prompt = [(7 * length + n) % 500 for n in range(length)]
         with served.openai("honest") as client:
@@ -132,9 +152,11 @@ def main() -> int:
     parser.add_argument("--first-s", type=float, default=5.0, help="most seconds that a first token may take")
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="run only this attack; repeatable")
     args = parser.parse_args()
-    os.environ["ATTACK_KEY"] = "attacker"
+    os.environ["ATTACK_KEYS"] = " ".join(str(client.key) for client in KEYS.hostile)
     expected = {p: offline([p], temperature=0, max_tokens=TOKENS)[0].text for p in PROMPTS}
     alone, beside, done = Honest(expected), Honest(expected), Counter[str]()
+    laws = itertools.cycle([(shared.name, shared.law) for shared in SHARED if callable(shared.law)])
+    competitions, failed = Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory), *OPTIONS) as served:
         address = address_of(served.url)
         names = args.only or sorted(ATTACKS)
@@ -145,6 +167,7 @@ def main() -> int:
                 alone.ask(served, prompt)
         before, end = memory(served), time.monotonic() + 60 * args.minutes
         threads = [repeat(lambda: attack(address, names, done), end) for _ in range(args.attackers)]
+        threads += [repeat(lambda: compete(served, laws, competitions, failed), end)]
         threads += [repeat(lambda: beside.ask(served, random.choice(PROMPTS)), end) for _ in range(args.streams)]
         for thread in threads:
             thread.join()
@@ -157,6 +180,8 @@ def main() -> int:
         ended = served.stop()
     report = {
         "attacks": dict(sorted(done.items())),
+        "competitions": dict(sorted(competitions.items())),
+        "honest failures": len(failed),
         "honest": len(beside.first_s),
         "wrong": len(beside.wrong),
         "turned away": beside.turned_away,
@@ -171,13 +196,13 @@ def main() -> int:
         "exit": ended,
     }
     print(json.dumps(report, indent=1))
-    for what in [*alone.wrong, *beside.wrong][:10]:
+    for what in [*alone.wrong, *beside.wrong, *failed][:10]:
         print(what)
     grown = {name: size for name, size in after.items() if size > KEPT * before.get(name, 0.0)}
     print("memory grew too much:", {name: round(size) for name, size in grown.items()} or "in no process")
     late = [time for time in beside.first_s if time > args.first_s]
     print(f"first tokens after more than {args.first_s:g} s:", len(late))
-    wrong = alone.wrong or beside.wrong or restarts or ended
+    wrong = alone.wrong or beside.wrong or failed or restarts or ended
     clean = not (wrong or late or grown or held or figures["stride_kv_usage_ratio"])
     return 0 if clean else 1
 
