@@ -18,7 +18,9 @@ import torch
 
 from fuzz.cases import Ask, Case
 from fuzz.checkpoints import directory
+from fuzz.endings import Ending
 from fuzz.found import Found
+from fuzz.grammars import NOTHING_LEFT, left_at
 from fuzz.oracle import MARGINS, Oracle, oracle_of
 from fuzz.play import Play, Said, alone, engine_options, play
 from fuzz.random_requests import TREE, WINDOWS
@@ -157,6 +159,12 @@ def _check_ending(case: Case, oracle: Oracle, ask: Ask, said: Said, complain: Co
     speaks = not engine_options(case)["skip_tokenizer_init"]
     context = case.engine.get("max_model_len", _context(oracle.config))
     wanted = oracle.ending(ask.prompt, said.tokens, ask.params, context, speaks)
+    if ask.params.get("structured_outputs"):
+        assert oracle.alphabet is not None
+        left = left_at(ask.params["structured_outputs"], oracle.alphabet, said.tokens)
+        if left is not None and (left < wanted.tokens or wanted.reason in (None, "length")):
+            ended = oracle.ending(ask.prompt, said.tokens[: left - 1], ask.params, context, speaks)
+            wanted = Ending(left, "abort", NOTHING_LEFT, ended.text)
     if said.cut:
         if wanted.reason is not None or said.request.finish_reason != ("error" if said.failed else "abort"):
             raise complain("ending", f"it was cut short but should have ended as {wanted}")

@@ -20,11 +20,15 @@ Grammar = Mapping[str, Any]
 """`regex`, `choice`, or `json` with an `enum`, as in structured_outputs."""
 
 
+NOTHING_LEFT = "the grammar and the other parameters left no token"
+"""Stop reason of an output that left its grammar."""
+
+
 def allowed(grammar: Grammar, alphabet: Alphabet, output: Sequence[int], count: int) -> np.ndarray:
     """[count] bool: the tokens that may come after this output. Special tokens have no text, and the end of text may
     only come after a whole match."""
     begins, matches = _tests(json.dumps(dict(grammar), sort_keys=True))
-    if alphabet.eos_id in output:
+    if alphabet.eos_id in output or left_at(grammar, alphabet, output) is not None:
         return np.ones(count, dtype=bool)  # a lossy rule may go on after the end, and nobody sees it
     before = alphabet.bytes_of(output, skip_special=True)
     tokens = [alphabet.bytes_of([token], skip_special=True) for token in range(count)]
@@ -32,6 +36,19 @@ def allowed(grammar: Grammar, alphabet: Alphabet, output: Sequence[int], count: 
     if alphabet.eos_id is not None:
         mask[alphabet.eos_id] = matches(before)
     return mask if mask.any() else ~mask  # the output is a draft that is no match: nothing is drawn after it
+
+
+def left_at(grammar: Grammar, alphabet: Alphabet, output: Sequence[int]) -> int | None:
+    """The number of tokens with which an output leaves the grammar, as it may under a rule that makes tokens up; None
+    if it does not."""
+    begins, matches = _tests(json.dumps(dict(grammar), sort_keys=True))
+    for count, token in enumerate(output, 1):
+        if token == alphabet.eos_id and matches(alphabet.bytes_of(output[: count - 1], skip_special=True)):
+            return None
+        text = alphabet.bytes_of([token], skip_special=True)
+        if not text or not begins(alphabet.bytes_of(output[:count], skip_special=True)):
+            return count
+    return None
 
 
 @lru_cache

@@ -218,7 +218,7 @@ def _bad(vocab: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         ((vocab,), {}),
         ((-1, 2), {}),
         (("a", 1), {}),
-        (tuple(range(3)) * 200, {}),
+        (tuple(range(3)) * 4000, {}),
         ((1, 2), {"temperature": -1.0}),
         ((1, 2), {"logit_bias": {vocab: 1.0}}),
         ((1, 2), {"stop_token_ids": [vocab + 3]}),
