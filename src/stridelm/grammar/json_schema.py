@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
 from stridelm.grammar.expressions import MAX_NESTING, pattern
 from stridelm.grammar.python_regex import search
+from stridelm.grammar.schema_facts import FORMAT_PATTERNS, TYPES, are_apart, can_end, told_apart_by, without
 from stridelm.values import shortened
 
 Schema = bool | dict[str, Any]
 Place = tuple[str, ...]
 
-TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 LARGEST = 2**53
 """Numbers beyond it are not exact as the floats that llguidance computes with."""
 MAX_SCHEMAS = 20_000
@@ -65,16 +65,6 @@ HELD_FORMATS = frozenset(["duration", "email", "hostname", "ipv4", "ipv6", "uri"
 OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}", "json_allowed_escapes": 'nrbtf\\"'}
 """Without a limit of white space, an unsure model may emit it endlessly. With escapes by number, llguidance would take
 `"\\u0061"` for another key than `"a"`."""
-
-HOUR, SIXTY = "([01][0-9]|2[0-3])", "[0-5][0-9]"
-LEAP_YEARS = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-DATE = (
-    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-    f"|{LEAP_YEARS}-02-29)"
-)
-TIME = rf"{HOUR}:{SIXTY}:{SIXTY}(\.[0-9]+)?([zZ]|[+-]{HOUR}:{SIXTY})"
-FORMAT_PATTERNS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}[tT]{TIME}$"}
-"""Formats that are held as patterns: llguidance's own know no leap years, and leap seconds in every minute."""
 
 
 def held_schema(text: str, closed: bool = True) -> str:
@@ -199,11 +189,11 @@ class _Walk:
         """Branches that exclude one another are as good as anyOf's. Those of a discriminated union do once the property
         that tells them apart is required."""
         branches = [self._followed(one, place) for one in value] if isinstance(value, list) else []
-        if all(branch.get("type") == "object" for branch in branches) and (name := _told_apart_by(branches)):
+        if all(branch.get("type") == "object" for branch in branches) and (name := told_apart_by(branches)):
             required = [[*dict.fromkeys((*branch.get("required", ()), name))] for branch in branches]
             value = [{**branch, "required": names} for branch, names in zip(branches, required, strict=True)]
             return {"anyOf": self._list("oneOf", value, place, combined)["oneOf"]}
-        apart = all(_apart(one, other) for one, other in combinations(branches, 2))
+        apart = all(are_apart(one, other) for one, other in combinations(branches, 2))
         return {"anyOf" if apart else "oneOf": self._list("oneOf", value, place, combined)["oneOf"]}
 
     def _followed(self, schema: Any, place: Place) -> dict[str, Any]:
@@ -218,13 +208,13 @@ class _Walk:
     def _ended(self, whole: dict[str, Any]) -> dict[str, Any]:
         """The same without definitions that have no finite value; references to them are `false`."""
         ending: set[str] = set()
-        while more := {name for name, one in self._targets.items() if name not in ending and _ends(one, ending)}:
+        while more := {name for name, one in self._targets.items() if name not in ending and can_end(one, ending)}:
             ending |= more
-        if not _ends(whole, ending):
+        if not can_end(whole, ending):
             raise ValueError("nothing can match it: a $ref that is required leads back to itself")
         lost = {f"#/$defs/{name}" for name in self._targets.keys() - ending}
-        self._targets = {name: _without(one, lost) for name, one in self._targets.items() if name in ending}
-        return {**_without(whole, lost)}
+        self._targets = {name: without(one, lost) for name, one in self._targets.items() if name in ending}
+        return {**without(whole, lost)}
 
     def _refuse_depth(self, whole: dict[str, Any]) -> None:
         """llguidance calls itself for every level, also of references that it has not met before."""
@@ -405,72 +395,6 @@ def _beside(schema: Any) -> Iterator[str]:
         for keyword in ("allOf", "anyOf", "oneOf"):
             for one in schema.get(keyword, ()):
                 yield from _beside(one)
-
-
-def _told_apart_by(branches: Sequence[Mapping[str, Any]]) -> str | None:
-    """A property of all of these objects that no two of them can have the same value of."""
-    shared = [branch.get("properties") for branch in branches]
-    if not shared or not all(isinstance(one, dict) for one in shared):
-        return None
-    for name in shared[0] or ():
-        told = [one.get(name) for one in shared if one is not None]
-        if all(isinstance(one, dict) for one in told) and all(_apart(a, b) for a, b in combinations(told, 2)):
-            return str(name)
-    return None
-
-
-def _apart(one: Any, other: Any) -> bool:
-    """Whether no value can match both, by their types or listed values alone."""
-    one, other = ({} if not isinstance(schema, dict) else schema for schema in (one, other))
-    types = [{schema["type"]} if isinstance(schema.get("type"), str) else set() for schema in (one, other)]
-    if all(types) and types[0] != types[1] and {*types[0], *types[1]} != {"integer", "number"}:
-        return True
-    listed = [_listed(schema) for schema in (one, other)]
-    return None not in listed and not set(listed[0] or ()) & set(listed[1] or ())
-
-
-def _listed(schema: Mapping[str, Any]) -> list[str] | None:
-    """The texts that a schema lists; None if it does not, or lists something else too."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
-
-
-def _without(value: Any, lost: Collection[str]) -> Any:
-    """A part of a schema of the result, with `false` for what refers to one of these."""
-    if isinstance(value, list):
-        return [_without(one, lost) for one in value]
-    if not isinstance(value, dict) or not lost:
-        return value
-    if isinstance(value.get("$ref"), str) and value["$ref"] in lost:
-        return False
-    return {name: one if name in ("const", "enum") else _without(one, lost) for name, one in value.items()}
-
-
-def _ends(schema: Any, ending: Collection[str]) -> bool:
-    """Whether a value of a schema of the result can be finite. ending: definitions that can."""
-    if not isinstance(schema, dict):
-        return bool(schema)
-    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in ending:
-        return False
-    if not all(_ends(one, ending) for one in schema.get("allOf", ())):
-        return False
-    if not all(any(_ends(one, ending) for one in schema[name]) for name in ("anyOf", "oneOf") if name in schema):
-        return False
-    types = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
-    return any(_type_ends(name, schema, ending) for name in types)
-
-
-def _type_ends(name: str, schema: Mapping[str, Any], ending: Collection[str]) -> bool:
-    if name == "array":
-        prefix = schema.get("prefixItems", [])
-        items = [*prefix, *[schema.get("items", True)] * (schema.get("minItems", 0) > len(prefix))]
-        return all(_ends(one, ending) for one in items[: schema.get("minItems", 0)])
-    if name == "object":
-        known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
-        return all(
-            _ends(known.get(one, rest), ending) or "patternProperties" in schema for one in schema.get("required", ())
-        )
-    return True
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
