@@ -20,7 +20,7 @@ from fuzz.random_cases import random_case
 from fuzz.random_requests import BYTE_IDS
 from fuzz.shrink import as_test, shrink
 
-PARTS, CASES_A_PART = 12, 16
+PARTS, CASES_A_PART = 12, 8
 ORACLE = ("definitions", "eight_bits", "endings", "grammars", "oracle")
 
 
