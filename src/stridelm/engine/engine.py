@@ -30,8 +30,8 @@ from stridelm.engine.shortage import is_shortage
 from stridelm.engine.step import Steps, Tracer
 from stridelm.engine.warm_up import Wave, decodes_to_measure, prompts_to_measure, warm_up_requests
 from stridelm.faults import EngineFault, RequestFault, TracerFault
-from stridelm.grammar.cache import GrammarCache
-from stridelm.grammar.compiler import CACHE_BYTES, Grammars
+from stridelm.grammar.cache import CACHE_BYTES, GrammarCache
+from stridelm.grammar.compiler import Grammars
 from stridelm.kernels import compilations, step_ops_for
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.progress import bar

@@ -13,6 +13,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+CACHE_BYTES = 128 << 20
+"""Memory for compiled grammars that no open request uses."""
 K = TypeVar("K", bound=Hashable)
 
 

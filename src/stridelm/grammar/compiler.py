@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stridelm.grammar.cache import GrammarCache
+from stridelm.grammar.cache import CACHE_BYTES, GrammarCache
 from stridelm.grammar.ebnf import read_ebnf
 from stridelm.grammar.expressions import MAX_NESTING, either, pattern, text
 from stridelm.grammar.guide import TOO_SLOW, WORD, Compiled, Guide
@@ -30,8 +30,6 @@ from stridelm.params import StructuredOutputs
 from stridelm.text.tokenizer import Tokenizer
 from stridelm.types import Request
 
-CACHE_BYTES = 128 << 20
-"""Memory for compiled grammars that no open request uses."""
 COMPILED_BYTES, PER_CHARACTER = 64 << 10, 64
 """What a compiled grammar is counted with, and for each of its characters."""
 LIMITS: Mapping[str, Any] = {"step_max_items": 50_000, "max_lexer_states": 50_000, "verbose_errors": False}
@@ -83,11 +81,14 @@ class Grammars:
         assert request.params.structured_outputs is not None
         return Guide(self.compile(request.params.structured_outputs), request, share)
 
-    def try_out(self, asked: StructuredOutputs) -> None:
-        """Compile a grammar and generate some random tokens by it. Raises ValueError also if that is slow, even if
-        compiling was not: the grammar may be too ambiguous to follow. Tokens that leave no choice do not count: what
-        comes after a long fixed text is tried too."""
-        matcher, draw, choices = self.compile(asked).matcher.deep_copy(), Random(0), 0
+    def try_out(self, asked: StructuredOutputs) -> int:
+        """Compile a grammar and generate some random tokens by it. Returns its size in caches. Tokens that leave no
+        choice do not count: what comes after a long fixed text is tried too.
+
+        Raises ValueError also if that is slow, even if compiling was not: the grammar may be too ambiguous to follow.
+        """
+        compiled = self.compile(asked)
+        matcher, draw, choices = compiled.matcher.deep_copy(), Random(0), 0
         first = np.array([data[0] if data else -1 for data in (*self._vocabulary.tokens, b"")], dtype=np.int16)
         for _ in range(MOST_TRIED):
             began = time.perf_counter()
@@ -99,10 +100,11 @@ class Grammars:
             if matcher.is_error():
                 raise ValueError(f"structured_outputs: {TOO_SLOW}")
             if not taken or matcher.is_stopped():
-                return
+                break
             choices += len(np.unique(first[tokens])) > 1
             if choices == TRIED:
-                return
+                break
+        return compiled.size
 
     def _compile(self, spec: StructuredOutputs) -> Compiled:
         try:

@@ -1,6 +1,7 @@
 """Workers try out clients' grammars first, because one that never finishes compiling must hang neither the engine nor
-the HTTP process. A grammar that has passed is remembered here, and the engine compiles it on a thread. Tenants take
-turns with the workers, and share what is remembered.
+the HTTP process. A grammar that has passed is remembered here, and the engine compiles it on a thread. What is
+remembered is counted as the engine's cache counts it, so that a grammar that fell out there is tried again before it is
+compiled again. Tenants take turns with the workers, and share what is remembered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from stridelm.grammar.cache import GrammarCache
+from stridelm.grammar.cache import CACHE_BYTES, GrammarCache
 from stridelm.params import StructuredOutputs
 from stridelm.server.errors import bad_request
 from stridelm.server.workers.grammars import Opening
@@ -22,10 +23,6 @@ QUICK_S, COMPILE_S = 0.5, 5.0
 WAITING, SLOW_WAITING = 16, 4
 """Trials of one tenant that may wait for one of the two quick workers, and for the slow one: where there is no other,
 a usual grammar waits at most four seconds."""
-REMEMBERED_BYTES = 8 << 20
-"""Total size of the grammars that have passed."""
-OVERHEAD = 256
-"""Bytes that a remembered grammar takes in addition to its text."""
 
 
 @dataclass(eq=False)
@@ -48,7 +45,7 @@ class GrammarSandbox:
             TimedLane(places=2, waiting=WAITING, seconds=QUICK_S),
             TimedLane(places=1, waiting=SLOW_WAITING, seconds=COMPILE_S),
         )
-        self._passed: GrammarCache[StructuredOutputs] = GrammarCache(REMEMBERED_BYTES)
+        self._passed: GrammarCache[StructuredOutputs] = GrammarCache(CACHE_BYTES)
         self._trials: dict[tuple[str, StructuredOutputs], _Trial] = {}
 
     async def get_ready(self) -> None:
@@ -78,16 +75,16 @@ class GrammarSandbox:
     async def _try_out(self, grammar: StructuredOutputs, tenant: str) -> None:
         text = msgspec.json.encode(asdict(grammar))
         try:
-            error = msgspec.json.decode(await self._pool.do(tenant, text), type=str | None)
+            tried = msgspec.json.decode(await self._pool.do(tenant, text), type=str | int)
         except TookTooLong:
-            error = (
+            tried = (
                 f"structured_outputs: the {grammar.kind} took longer than {COMPILE_S:g} s to compile; make it simpler"
             )
         except Died:
-            error = "structured_outputs: the compiler crashed or ran out of memory; make it simpler"
-        if error is not None:
-            raise bad_request(error, "structured_outputs")
-        self._passed.put(grammar, True, len(text) + OVERHEAD, tenant)
+            tried = "structured_outputs: the compiler crashed or ran out of memory; make it simpler"
+        if isinstance(tried, str):
+            raise bad_request(tried, "structured_outputs")
+        self._passed.put(grammar, True, tried, tenant)
 
     async def close(self) -> None:
         await self._pool.close()

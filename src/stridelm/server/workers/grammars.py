@@ -16,7 +16,8 @@ class Opening(msgspec.Struct):
 
 
 def prepare(opening: bytes) -> Work:
-    """A task is StructuredOutputs' fields as JSON; the result, also JSON, is an error message or null."""
+    """A task is StructuredOutputs' fields as JSON; the result, also JSON, is an error message, or the bytes that the
+    compiled grammar is counted with."""
     from stridelm.grammar.compiler import Grammars
     from stridelm.text.tokenizer import Tokenizer
 
@@ -26,9 +27,8 @@ def prepare(opening: bytes) -> Work:
 
     def work(task: bytes) -> bytes:
         try:
-            grammars.try_out(StructuredOutputs(**msgspec.json.decode(task)))
+            return msgspec.json.encode(grammars.try_out(StructuredOutputs(**msgspec.json.decode(task))))
         except ValueError as error:
             return msgspec.json.encode(str(error))
-        return msgspec.json.encode(None)
 
     return work
