@@ -89,7 +89,7 @@ class Grammars:
         """
         compiled = self.compile(asked)
         matcher, draw, choices = compiled.matcher.deep_copy(), Random(0), 0
-        first = np.array([data[0] if data else -1 for data in (*self._vocabulary.tokens, b"")], dtype=np.int16)
+        first = self._vocabulary.first_bytes
         for _ in range(MOST_TRIED):
             began = time.perf_counter()
             mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)

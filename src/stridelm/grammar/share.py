@@ -44,7 +44,9 @@ class MaskShare:
         self._owed = {tenant: owed - earned for tenant, owed in self._owed.items() if owed > earned}
         running = list(running)
         tenants = {request.tenant for request in running}
-        self._shared = len(tenants) > 1
+        before, self._shared = self._shared, len(tenants) > 1
+        if not (self._shared or before):
+            return  # nobody rests
         expected = dict.fromkeys(tenants, 0.0)
         for request in running:
             own = mask_s(request.slot)

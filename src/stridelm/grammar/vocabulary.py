@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from stridelm.text.tokenizer import Tokenizer
 
 
@@ -24,6 +26,8 @@ class Vocabulary:
             tokenizer.token_bytes(token) if token not in tokenizer.special_ids and tokenizer.knows(token) else b""
             for token in range(size)
         ]
+        self.first_bytes = np.array([data[0] if data else -1 for data in (*self.tokens, b"")], dtype=np.int16)
+        """First byte of each token, -1 for one without text. Made before trials are forked, which all read it."""
 
     def library(self) -> Any:
         """llguidance's own form of it."""
