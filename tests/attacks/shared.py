@@ -254,6 +254,11 @@ SHARED = (
         law="unit/grammar/test_grammar_cache.py::test_nobody_evicts_what_another_uses",
     ),
     Shared(
+        "the event loop, for requests as they arrive",
+        ("feeding.py",),
+        law="unit/server/test_feeding.py::test_turns",
+    ),
+    Shared(
         "the event loop, for long answers",
         ("turns.py",),
         law="unit/server/test_turns.py::test_long_answers_take_turns_by_tenant",
@@ -269,7 +274,7 @@ SHARED = (
         law="attacks/test_attack_roles.py::test_abort",
     ),
     Shared("`/health_generate`", ("sglang/probe.py",), law="attacks/test_attack_health.py::test_one_probe_for_all"),
-    Shared("`/metrics`", ("metrics.py", "frontends/totals.py")),
+    Shared("`/metrics`", ("metrics.py", "frontends/totals.py", "shared.py")),
     Shared("messages between the processes", ("engine_client.py", "inbox.py", "outlets.py", "frontends/channel.py")),
     Shared(
         "time of the engine for masks", law="unit/grammar/test_share.py::test_beside_another_masks_have_their_share"
@@ -286,5 +291,8 @@ NOT_SHARED = {
     "frontends/fleet.py": "front-end processes",
 }
 """Files of the server with queues and the like that no two clients share, and what they are for."""
-PER_REQUEST = {"max_body_mib", "max_unread_mib", "max_repeating_mib", "max_prompt_scores", "max_restarts"}
+PER_REQUEST = {
+    *("max_body_mib", "max_unread_mib", "max_repeating_mib", "max_prompt_scores", "max_restarts"),
+    *("max_depth", "max_draft_rows"),
+}
 """Limits that are not shared."""

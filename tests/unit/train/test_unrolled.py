@@ -89,8 +89,8 @@ def test_training_says_what_serving_drafts(
         logits: list[torch.Tensor] = []
         say = self.head.logits
 
-        def heard(hidden: torch.Tensor) -> torch.Tensor:
-            logits.append(say(hidden))
+        def heard(hidden: torch.Tensor, *module: int) -> torch.Tensor:
+            logits.append(say(hidden, *module))
             return logits[-1].clone()
 
         with monkeypatch.context() as patch:
