@@ -25,6 +25,8 @@ OPTIONS = (
     *("--no-strict", "--max-queue", str(PLACES), "--max-connections", str(CONNECTIONS)),
     *("--max-buffered-mib", str(BUFFERED_MIB)),
 )
+FULL = "it is full"
+"""What is waited for before the honest client's requests."""
 HONEST = 5
 """Requests of the honest client, one after another."""
 Sent = tuple[str, dict[str, Any]]
@@ -70,10 +72,11 @@ class Competition:
     def __call__(self, served: Served, clients: Clients) -> None:
         address = served.url.removeprefix("http://").split(":")
         with _Crowd(self, (address[0], int(address[1])), clients.hostile) as crowd:
-            until("it is full", lambda: crowd.refusals > 0)
+            until(FULL, lambda: crowd.refusals > 0)
             for number in range(HONEST):
                 before = frozenset(crowd.waiting)
-                assert _ask(clients.honest.connection(crowd.address), clients.honest, self.honest(number)) == 200
+                status = _ask(clients.honest.connection(crowd.address), clients.honest, self.honest(number))
+                assert status == 200, status
                 overtaken = len(before & crowd.served)
                 assert overtaken <= len(before) / 2, (overtaken, len(before))
 

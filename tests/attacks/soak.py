@@ -1,10 +1,10 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
-Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401.
-Meanwhile the hostile ones and the honest one compete in turn for everything that they share (shared.py). Reported:
+Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401. The
+honest one also has an address of its own, because a connection has no key before its first head. Meanwhile the hostile ones and the honest one compete in turn for everything that they share (shared.py). Reported:
 whether honest tokens equal those of an undisturbed run, what of the honest client failed in competitions, the time to
 its first token beside the attacks and alone, memory of each process before and after, and what is held at the end.
-Fails if a token differs, if anything of the honest client failed, if a first token takes longer than --first-s, if a
+Fails if a token differs, if anything of the honest client failed or was turned away, if a first token takes longer than --first-s, if a
 process has grown by more than a tenth, or if anything is held.
 """
 
@@ -30,7 +30,7 @@ import psutil
 
 from attacks.attacks import ATTACKS
 from attacks.raw import Address, address_of
-from attacks.shared import KEYS, SHARED, Law
+from attacks.shared import FULL, KEYS, SHARED, Client, Clients, Law
 from attacks.shared import OPTIONS as SHARED_OPTIONS
 from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
@@ -41,6 +41,7 @@ OPTIONS = (
     *(option for client in (*KEYS.hostile, KEYS.honest) for option in ("--api-key", str(client.key))),
     *("--operator-key", "operator"),
 )
+HONEST = Client(KEYS.honest.key, "127.0.0.3")
 QUIET_S = 70.0
 """Longer than any timeout, and longer than unused memory is kept."""
 KEPT = 1.1
@@ -57,13 +58,13 @@ class Honest:
     expected: dict[str, str]
     first_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    turned_away: int = 0
-    """Told to retry (429, 503), or disconnected to make room: not a fault, but reported."""
+    turned_away: list[str] = field(default_factory=list)
+    """Told to retry (429, 503), or disconnected to make room."""
 
     def ask(self, served: Served, prompt: str) -> None:
         began, said = time.monotonic(), ""
         try:
-            with served.openai("honest") as client:
+            with served.openai("honest", HONEST.address) as client:
                 stream = client.completions.create(
                     model="built-in", prompt=prompt, temperature=0, max_tokens=TOKENS, stream=True
                 )
@@ -72,7 +73,7 @@ class Honest:
                         self.first_s.append(time.monotonic() - began)
                     said += event.choices[0].text
         except (openai.RateLimitError, openai.APIConnectionError) as error:
-            self.turned_away += 1
+            self.turned_away.append(f"turned away: {type(error).__name__}: {error}")
             if said and not self.expected[prompt].startswith(said):
                 self.wrong.append(f"{said!r} before {error}")
             time.sleep(0.2)
@@ -107,8 +108,13 @@ def compete(served: Served, laws: Iterator[tuple[str, Law]], done: Counter[str],
     """The next competition."""
     name, law = next(laws)
     try:
-        law(served, KEYS)
+        law(served, Clients(KEYS.hostile, HONEST))
         done[name] += 1
+    except AssertionError as error:
+        if error.args == (FULL,):  # other attacks kept the hostile clients from filling it
+            done[f"{name}, not filled"] += 1
+        else:
+            failed.append(f"{name}: {error}")
     except Exception as error:  # reported, and the soak goes on
         failed.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -184,7 +190,7 @@ def main() -> int:
         "honest failures": len(failed),
         "honest": len(beside.first_s),
         "wrong": len(beside.wrong),
-        "turned away": beside.turned_away,
+        "turned away": len(beside.turned_away),
         "first token p50, p99 alone": [round(percentile(alone.first_s, part), 3) for part in (0.5, 0.99)],
         "first token p50, p99, max beside": [round(percentile(beside.first_s, part), 3) for part in (0.5, 0.99, 1)],
         "MiB before": {name: round(size) for name, size in before.items()},
@@ -196,13 +202,13 @@ def main() -> int:
         "exit": ended,
     }
     print(json.dumps(report, indent=1))
-    for what in [*alone.wrong, *beside.wrong, *failed][:10]:
+    for what in [*alone.wrong, *beside.wrong, *beside.turned_away, *failed][:10]:
         print(what)
     grown = {name: size for name, size in after.items() if size > KEPT * before.get(name, 0.0)}
     print("memory grew too much:", {name: round(size) for name, size in grown.items()} or "in no process")
     late = [time for time in beside.first_s if time > args.first_s]
     print(f"first tokens after more than {args.first_s:g} s:", len(late))
-    wrong = alone.wrong or beside.wrong or failed or restarts or ended
+    wrong = alone.wrong or beside.wrong or beside.turned_away or failed or restarts or ended
     clean = not (wrong or late or grown or held or figures["stride_kv_usage_ratio"])
     return 0 if clean else 1
 

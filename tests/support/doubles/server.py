@@ -44,9 +44,11 @@ class Served:
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
-    def openai(self, key: str = "none") -> Any:
-        """An OpenAI client. Typed as Any, since by its types nearly every field of a response may be None."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+    def openai(self, key: str = "none", address: str | None = None) -> Any:
+        """An OpenAI client. Typed as Any, since by its types nearly every field of a response may be None. address: it
+        connects from there."""
+        http = None if address is None else httpx.Client(transport=httpx.HTTPTransport(local_address=address))
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, http_client=http)
 
     @property
     def engine(self) -> psutil.Process:
