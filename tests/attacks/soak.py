@@ -1,11 +1,12 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
 Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401. The
-honest one also has an address of its own, because a connection has no key before its first head. Meanwhile the hostile ones and the honest one compete in turn for everything that they share (shared.py). Reported:
-whether honest tokens equal those of an undisturbed run, what of the honest client failed in competitions, the time to
-its first token beside the attacks and alone, memory of each process before and after, and what is held at the end.
-Fails if a token differs, if anything of the honest client failed or was turned away, if a first token takes longer than --first-s, if a
-process has grown by more than a tenth, or if anything is held.
+honest one also has an address of its own, because a connection has no key before its first head. Meanwhile the hostile
+ones and the honest one compete in turn for everything that they share (shared.py). Reported: whether honest tokens
+equal those of an undisturbed run, what of the honest client failed in competitions, the time to its first token beside
+the attacks and alone, memory of each process before and after, and what is held at the end. Fails if a token differs,
+if anything of the honest client failed or was turned away, if a first token takes longer than --first-s, if a process
+has grown by more than a tenth, or if anything is held.
 """
 
 from __future__ import annotations
