@@ -1,8 +1,8 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
-Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401. The
-honest one also has an address of its own, because a connection has no key before its first head. Meanwhile the hostile
-ones and the honest one compete in turn for everything that they share (shared.py). Reported: whether honest tokens
+Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401. Honest
+ones also have addresses of their own, because a connection has no key before its first head. Meanwhile the hostile
+ones and another honest one compete in turn for everything that they share (shared.py). Reported: whether honest tokens
 equal those of an undisturbed run, what of the honest client failed in competitions, the time to its first token beside
 the attacks and alone, memory of each process before and after, and what is held at the end. Fails if a token differs,
 if anything of the honest client failed or was turned away, if a first token takes longer than --first-s, if a process
@@ -36,13 +36,14 @@ from attacks.shared import OPTIONS as SHARED_OPTIONS
 from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
+HONEST, STREAMING = Client(KEYS.honest.key, "127.0.0.3"), Client("streaming", "127.0.0.4")
+"""Who competes, and who streams: while all places are taken, only a client that has none is given more."""
 OPTIONS = (
     *SHARED_OPTIONS,
     *("--timeout-head", "3", "--timeout-body-idle", "3", "--timeout-write", "3", "--max-unread-mib", "16"),
-    *(option for client in (*KEYS.hostile, KEYS.honest) for option in ("--api-key", str(client.key))),
+    *(option for client in (*KEYS.hostile, HONEST, STREAMING) for option in ("--api-key", str(client.key))),
     *("--operator-key", "operator"),
 )
-HONEST = Client(KEYS.honest.key, "127.0.0.3")
 QUIET_S = 70.0
 """Longer than any timeout, and longer than unused memory is kept."""
 KEPT = 1.1
@@ -65,7 +66,7 @@ class Honest:
     def ask(self, served: Served, prompt: str) -> None:
         began, said = time.monotonic(), ""
         try:
-            with served.openai("honest", HONEST.address) as client:
+            with served.openai("streaming", STREAMING.address) as client:
                 stream = client.completions.create(
                     model="built-in", prompt=prompt, temperature=0, max_tokens=TOKENS, stream=True
                 )
