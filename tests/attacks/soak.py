@@ -1,12 +1,12 @@
 """All attacks at once for minutes, beside honest streams: `PYTHONPATH=tests python -m attacks.soak --minutes 10`.
 
-Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401. Honest
-ones also have addresses of their own, because a connection has no key before its first head. Meanwhile the hostile
-ones and another honest one compete in turn for everything that they share (shared.py). Reported: whether honest tokens
-equal those of an undisturbed run, what of the honest client failed in competitions, the time to its first token beside
-the attacks and alone, memory of each process before and after, and what is held at the end. Fails if a token differs,
-if anything of the honest client failed or was turned away, if a first token takes longer than --first-s, if a process
-has grown by more than a tenth, or if anything is held.
+Two hostile clients attack, and an honest one streams, each with a key of its own: an attack without one gets 401.
+Honest ones also have addresses of their own, because a connection has no key before its first head. Meanwhile the
+hostile ones and another honest one compete in turn for everything that they share (shared.py). Reported: whether honest
+tokens equal those of an undisturbed run, what of the honest ones failed in competitions, the time to the first token
+beside the attacks and alone, memory of each process before and after, and what is held at the end. Fails if a token
+differs, if anything honest failed or was turned away, if a first token takes longer than --first-s, if a process has
+grown by more than a tenth, or if anything is held.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx2 as httpx
@@ -36,12 +37,13 @@ from attacks.shared import OPTIONS as SHARED_OPTIONS
 from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
-HONEST, STREAMING = Client(KEYS.honest.key, "127.0.0.3"), Client("streaming", "127.0.0.4")
-"""Who competes, and who streams: while all places are taken, only a client that has none is given more."""
+HONEST = Client(KEYS.honest.key, "127.0.0.3")
+STREAMING = [Client(f"streaming {i}", f"127.0.0.{4 + i}") for i in range(4)]
+"""One for each stream: while all places are taken, only a client that has none is given one."""
 OPTIONS = (
     *SHARED_OPTIONS,
     *("--timeout-head", "3", "--timeout-body-idle", "3", "--timeout-write", "3", "--max-unread-mib", "16"),
-    *(option for client in (*KEYS.hostile, HONEST, STREAMING) for option in ("--api-key", str(client.key))),
+    *(option for client in (*KEYS.hostile, HONEST, *STREAMING) for option in ("--api-key", str(client.key))),
     *("--operator-key", "operator"),
 )
 QUIET_S = 70.0
@@ -63,11 +65,11 @@ class Honest:
     turned_away: list[str] = field(default_factory=list)
     """Told to retry (429, 503), or disconnected to make room."""
 
-    def ask(self, served: Served, prompt: str) -> None:
+    def ask(self, served: Served, prompt: str, client: Client = STREAMING[0]) -> None:
         began, said = time.monotonic(), ""
         try:
-            with served.openai("streaming", STREAMING.address) as client:
-                stream = client.completions.create(
+            with served.openai(str(client.key), client.address) as connection:
+                stream = connection.completions.create(
                     model="built-in", prompt=prompt, temperature=0, max_tokens=TOKENS, stream=True
                 )
                 for number, event in enumerate(stream):
@@ -156,7 +158,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--attackers", type=int, default=4)
-    parser.add_argument("--streams", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=2, choices=range(1, len(STREAMING) + 1))
     parser.add_argument("--first-s", type=float, default=5.0, help="most seconds that a first token may take")
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="run only this attack; repeatable")
     args = parser.parse_args()
@@ -176,7 +178,8 @@ def main() -> int:
         before, end = memory(served), time.monotonic() + 60 * args.minutes
         threads = [repeat(lambda: attack(address, names, done), end) for _ in range(args.attackers)]
         threads += [repeat(lambda: compete(served, laws, competitions, failed), end)]
-        threads += [repeat(lambda: beside.ask(served, random.choice(PROMPTS)), end) for _ in range(args.streams)]
+        for own in STREAMING[: args.streams]:
+            threads += [repeat(partial(lambda own: beside.ask(served, random.choice(PROMPTS), own), own), end)]
         for thread in threads:
             thread.join()
         time.sleep(QUIET_S)

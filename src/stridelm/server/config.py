@@ -52,6 +52,13 @@ class ServerConfig:
         None, "name of the model in requests and answers; repeated: any of them, the first in answers"
     )
     chat_template: str | None = option(None, "file with the chat template, if the model has none of its own")
+    tool_call_parser: str = option(
+        "auto",
+        "format of the model's tool calls, by vLLM's names; auto: what its chat template shows; none: leave them",
+    )
+    reasoning_parser: str = option(
+        "auto", "format of the model's reasoning, by vLLM's names; auto: as the chat template shows; none: leave it"
+    )
     max_queue: int = option(1024, "maximum samples open at once, waiting or running; beyond it requests get 429")
     max_queue_per_key: int | None = option(
         None,

@@ -69,6 +69,8 @@ class Prompt:
     """Tokens of the words that the parameters forbid."""
     texts: Sequence[SampleText] = ()
     """Of its samples; without them the output has no text."""
+    kept: frozenset[int] = frozenset()
+    """Special tokens that are part of the text in any case."""
 
 
 def with_text(prompts: Sequence[Prompt], tokenizer: Tokenizer, hidden_size: int) -> list[Prompt]:
@@ -79,7 +81,7 @@ def with_text(prompts: Sequence[Prompt], tokenizer: Tokenizer, hidden_size: int)
         params = prompt.params
         if id(params) not in words:  # prompts usually share their parameters
             words[id(params)] = bad_word_ids(tokenizer, params)
-        texts = [SampleText(tokenizer, prompt.ids, params, hidden_size) for _ in range(params.n)]
+        texts = [SampleText(tokenizer, prompt.ids, params, hidden_size, prompt.kept) for _ in range(params.n)]
         ready.append(replace(prompt, bad_words=words[id(params)], texts=texts))
     return ready
 

@@ -34,6 +34,11 @@ class Gathered:
         self.finish = chunk.finish or self.finish
 
     @property
+    def pieces(self) -> Sequence[str]:
+        """The text of each token."""
+        return self._pieces
+
+    @property
     def text(self) -> str:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]

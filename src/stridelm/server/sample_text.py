@@ -31,12 +31,13 @@ class _End:
 
 @dataclass
 class SampleText:
-    """hidden_size: numbers in a row of hidden states."""
+    """hidden_size: numbers in a row of hidden states. kept: special tokens that are part of the text."""
 
     tokenizer: Tokenizer
     prompt_ids: Sequence[int]
     params: SamplingParams
     hidden_size: int
+    kept: frozenset[int] = frozenset()
     end: _End | None = None
     _output: OutputText = field(init=False)
     _unplaced: deque[Scores] = field(default_factory=deque)
@@ -44,7 +45,7 @@ class SampleText:
 
     def __post_init__(self) -> None:
         scored = self.params.logprobs is not None
-        self._output = OutputText(self.tokenizer, self.prompt_ids, self.params, places=scored)
+        self._output = OutputText(self.tokenizer, self.prompt_ids, self.params, scored, self.kept)
 
     @property
     def stopped_at(self) -> tuple[int, str] | None:

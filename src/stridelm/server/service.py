@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from stridelm.builtin import builtin_path
+from stridelm.chat.model_chat import ModelChat
 from stridelm.config import EngineConfig
 from stridelm.params import SamplingParams, Speculation, StructuredOutputs
 from stridelm.server.callers import EVERYBODY, Caller
@@ -125,6 +126,7 @@ class Service:
         self.defaults.tell()
         if config.chat_template is not None:
             self.tokenizer.hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        self.chat = ModelChat(self.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.created = int(time.time())
         self.metrics = metrics
         self._link: EngineLink | None = None

@@ -34,10 +34,17 @@ class Detokenizer:
     one U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """kept: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
+        self._skip = skip_special_tokens and not kept  # those that are skipped never enter the window
         self._byte_values = tokenizer.byte_values
         self._window: list[int] = []
         self._limit = LONGEST_WINDOW

@@ -15,19 +15,25 @@ from stridelm.values import shortened
 
 
 class OutputText:
-    """The text of one output, released as soon as it is final. places: also find each token's part of it."""
+    """The text of one output, released as soon as it is final. places: also find each token's part of it. kept: special
+    tokens that are part of it in any case."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams, places: bool = False
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        places: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self.tokens = 0
         """Output tokens read so far."""
         self.stop: str | None = None
         """The stop string that ended the output."""
         self._min_tokens = params.min_tokens
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, kept)
         self._stops = StopStrings(params.stops, params.include_stop_str_in_output)
-        self._placer = TokenPlacer(tokenizer, prompt_ids, params.skip_special_tokens) if places else None
+        self._placer = TokenPlacer(tokenizer, prompt_ids, params.skip_special_tokens, kept) if places else None
         self._placed = deque[PlacedToken]()
         """Tokens whose spans have not been taken."""
         self._has_stops = bool(params.stops)

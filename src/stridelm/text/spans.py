@@ -47,9 +47,16 @@ class PlacedToken:
 class TokenPlacer:
     """Places the tokens of one output, in order. The text is the one that Detokenizer makes."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """kept: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
         self._begun = False
         """Whether any text came before."""
         self._next = 0

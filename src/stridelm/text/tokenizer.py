@@ -166,7 +166,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The chat as one text, special tokens included. `variables` go to the template.
+        """The chat as one text, special tokens included. `variables` go to the template. Null content reaches it too,
+        which transformers leaves out.
 
         Raises ValueError if the tokenizer has no chat template, the template refuses the messages, a variable has the
         name of an option of the rendering itself, or something is nested too deep or is not Unicode. A template passed
@@ -185,9 +186,13 @@ class Tokenizer:
         options = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"documents"}
         if reserved := sorted(variables.keys() & options):
             raise ValueError(f"{reserved[0]} is not a variable of a chat template; leave it out")
+        template: dict[str, Any] = {}
+        if any("content" in one and one["content"] is None for one in messages):
+            template["chat_template"] = WITH_NULL_CONTENT + self.hf.get_chat_template(None, tools)
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
+                **template,
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -210,6 +215,14 @@ class Tokenizer:
         """Token ids of a chat: `render_chat`, encoded without adding special tokens a second time."""
         text = self.render_chat(messages, tools, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
+
+
+WITH_NULL_CONTENT = (
+    "{%- set given = namespace(all=[]) -%}{%- for one in messages -%}{%- if one.content is defined -%}"
+    "{%- set given.all = given.all + [one] -%}{%- else -%}{%- set given.all = given.all + [dict(one, content=none)] -%}"
+    "{%- endif -%}{%- endfor -%}{%- set messages = given.all -%}"
+)
+"""Precedes a chat template, for messages whose null content transformers has left out."""
 
 
 def shown(data: bytes) -> str:

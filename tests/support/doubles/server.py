@@ -24,9 +24,12 @@ from stridelm.llm import CompletionOutput
 from support.doubles.processes import children_of
 
 CHATML = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
-    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    '{% endfor %}\n{% endfor %}{% if tools %}tools: {{ tools | map(attribute="function.name") | join(" ") }}\n{% endif %}'
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+"""Calls stand in it as in Hermes' messages."""
 START_S = 90
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 

@@ -31,7 +31,7 @@ def test_parts_tools_and_going_on(served: Served) -> None:
     """Content in parts is text; tools reach the template; a last message can be continued."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "def f(x):"}]}]
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
-    rendered = ["<|user|>def f(x):\n<|assistant|>", "<|user|>def f(x):\ntools: 1\n<|assistant|>"]
+    rendered = ["<|user|>def f(x):\n<|assistant|>", "<|user|>def f(x):\ntools: look\n<|assistant|>"]
     expected = [one.text for one in offline(rendered, temperature=0, max_tokens=12)]
     with served.openai() as client:
         settings = {"model": "built-in", "messages": parts, "temperature": 0, "max_tokens": 12}

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stridelm.chat.parser import MessageParser
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
@@ -17,11 +18,12 @@ from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
+from stridelm.server.messages import SCORED, Finish, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
 from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
+from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
@@ -35,11 +37,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = _params(body, service)
+    tools = callable_tools(body, service.chat)
     with service.entering(params.n, caller_of(request)):
         prompt = await while_connected(request, conversation_ids(body, request))
     stream = bool(body.stream)
-    answer = _Answer(service, body, prompt, params, stream)
-    return await reply(request, [Prompt(prompt, params)], answer, stream)
+    reading = message_reading(body, service.chat, tools, prompt, params)
+    answer = _Answer(service, body, prompt, reading, stream)
+    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
 
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -60,15 +64,19 @@ def _params(body: ChatRequest, service: Service) -> SamplingParams:
 
 class _Answer(Events):
     def __init__(
-        self, service: Service, body: ChatRequest, prompt: array[int], params: SamplingParams, stream: bool
+        self, service: Service, body: ChatRequest, prompt: array[int], reading: MessageReading, stream: bool
     ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
-        beside = StreamUsage(body, Usage(len(prompt)), params.n, params.n)
+        self._n = reading.params.n
+        beside = StreamUsage(body, Usage(len(prompt)), self._n, self._n)
         super().__init__(Heading(service, "chatcmpl", kind, body), beside)
         self._tokenizer = service.tokenizer
         self._body = body
         self._prompt = prompt
-        self._n = params.n
+        self._parsers = [None if reading.parser is None else reading.parser() for _ in range(self._n)]
+        """Of each sample's message."""
+        self._beside_text = body.logprobs or body.return_token_ids or self._beside.always
+        """Whether every chunk is reported, with or without text."""
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
@@ -80,14 +88,20 @@ class _Answer(Events):
         first = {"role": "assistant", "content": ""}
         return ({"index": index, "delta": first, "finish_reason": None} for index in range(self._n))
 
-    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        finish = chunk.finish
-        choice: dict[str, Any] = {"index": index, "delta": {"content": chunk.text}, "finish_reason": None}
+    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        finish, parser = chunk.finish, self._parsers[index]
+        delta = {"content": chunk.text}
+        if parser is not None:
+            parts = parser.feed(chunk.pieces) + (parser.finish() if finish is not None else [])
+            delta = message_of(parts, self._body.include_reasoning is not False, streamed=True)
+            if not delta and not self._beside_text and finish is None:
+                return None  # it is not known yet what the text is part of
+        choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
         choice["logprobs"] = self._logprobs(chunk.logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
         if finish is not None:
-            choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
+            choice["finish_reason"], choice["stop_reason"] = _reason(finish, parser), finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
         return choice
 
@@ -98,11 +112,16 @@ class _Answer(Events):
             part = self._logprobs(sample.logprobs[begin : begin + SCORED])
             content += [msgspec.Raw(to_json(entry)) for entry in (part or {"content": []})["content"]]
             await turn.breathe()
+        parser = self._parsers[index]
+        message: dict[str, Any] = {"content": sample.text}
+        if parser is not None:
+            parts = parser.feed(sample.pieces) + parser.finish()
+            message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": sample.text},
+            "message": {"role": "assistant", **message},
             "logprobs": {"content": content} if self._body.logprobs else None,
-            "finish_reason": sample.ended.reason,
+            "finish_reason": _reason(sample.ended, parser),
             "stop_reason": sample.ended.stop_reason,
             "speculation": speculation_of(sample.ended.metrics),
         }
@@ -123,6 +142,11 @@ class _Answer(Events):
 
     def _top(self, entry: Scores, top: int) -> list[dict[str, Any]]:
         return [_entry(one, self._tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
+
+
+def _reason(finish: Finish, parser: MessageParser | None) -> str:
+    """Why a message ended; with calls, that it waits for their results."""
+    return "tool_calls" if finish.reason == "stop" and parser is not None and parser.calls else finish.reason
 
 
 def _entry(score: Score, data: bytes) -> dict[str, Any]:

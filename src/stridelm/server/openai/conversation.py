@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
+from stridelm.chat.template import habits_of
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request
 from stridelm.server.large import prompts_read
@@ -37,7 +38,11 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
         )
     opens = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     tools = None if body.tool_choice == "none" else body.tools
-    messages = [_message(one) for one in body.messages]
+    try:
+        habits = habits_of(tokenizer)
+        messages = [habits.message({**(one.model_extra or {}), **_said(one)}) for one in body.messages]
+    except ValueError as error:
+        raise bad_request(f"messages: {error}", "messages") from error
     variables = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         if "reasoning_effort" in variables:
@@ -49,11 +54,5 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
         raise bad_request(str(error), "messages") from error
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates expect it: text parts are joined to one text. Raises ApiError for other parts."""
-    content = message.content
-    if isinstance(content, list):
-        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
-            raise bad_request("messages: this model reads only text; leave other parts out", "messages")
-        content = "\n".join(part["text"] for part in content)
-    return {**(message.model_extra or {}), "role": message.role, "content": content}
+def _said(message: ChatMessage) -> dict[str, Any]:
+    return {"role": message.role, "content": message.content}

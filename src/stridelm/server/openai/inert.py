@@ -59,5 +59,3 @@ class InertFields(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None
     """A hint for speed; here the drafter is chosen by `speculation`."""
-    parallel_tool_calls: bool | None = None
-    """Tool calls are not parsed here: they stay text."""

@@ -3,6 +3,7 @@ parameters that would have no effect."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -194,12 +195,64 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
+class FunctionName(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The function that must be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolSubset(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_WORDS)
+
+
+class AllowedTools(BaseModel):
+    """Some of the tools: the model reads of all, and may call these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
+
+
+def check_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Refuses what is not a function with a name of its own, and parameters that are not a JSON schema of an object."""
+    names = set[str]()
+    for place, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type", "function") != "function" or not isinstance(function, dict):
+            raise ValueError(f'tool {place}: only functions can be called: {{"type": "function", "function": {{...}}}}')
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.:/-]{1,256}", name):
+            raise ValueError(f"tool {place}: a function needs a name of letters, digits and _ - . : /, at most 256")
+        if name in names:
+            raise ValueError(f"tool {place}: another function has the same name; give each its own")
+        if parameters is not None and (
+            not isinstance(parameters, dict) or parameters.get("type", "object") != "object"
+        ):
+            raise ValueError(f"tool {place}: parameters must be a JSON schema of an object")
+        names.add(name)
+    return tools
+
+
 class Conversation(Body):
     """What a chat template reads. add_special_tokens: in addition to those that the template writes."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_WORDS)
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_WORDS), AfterValidator(check_tools)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """A variable of the chat template."""
@@ -212,10 +265,11 @@ class ChatRequest(SamplingFields, Conversation):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    separate_reasoning: Literal[True] | None = None
+    separate_reasoning: bool | None = None
+    """From SGLang: False leaves reasoning in the content."""
     stream_reasoning: Literal[True] | None = None
     include_reasoning: bool | None = None
-    """SGLang's router sends the first two as well, and vLLM's the third: here reasoning is part of the text."""
+    """From vLLM: False leaves reasoning out of the answer."""
 
 
 def _by_id(bias: Mapping[str, float]) -> dict[int, float]:

@@ -150,8 +150,8 @@ class Events(ABC):
         """The choices of the events before any output."""
 
     @abstractmethod
-    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """What a sample's output adds to its choice."""
+    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+        """What a sample's output adds to its choice; None for nothing yet."""
 
     def opening(self) -> bytes:
         """Empty if the events are to have usage, which is known when the first output arrives."""
@@ -165,7 +165,9 @@ class Events(ABC):
             events.append(self._open())
         for index, chunk in arrived:
             self._beside.take(index, chunk)
-            events.append(self._event(self.chunk_choice(index, chunk)))
+            choice = self.chunk_choice(index, chunk)
+            if choice is not None:
+                events.append(self._event(choice))
         return b"".join(events)
 
     def closing(self) -> bytes:

@@ -43,7 +43,7 @@ MAX_REST = 256 << 10
 """Bytes of a body without its prompts: its parameters, stop strings, grammar."""
 MAX_REPLY = 16 << 20
 """Maximum bytes of an answer that a worker makes."""
-CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "tools": None, "chat_template_kwargs": None}
+CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "chat_template_kwargs": None}
 """Stubs of a conversation."""
 
 
@@ -110,11 +110,11 @@ def _generate(body: GenerateRequest, reader: PromptReader) -> tuple[dict[str, An
 
 def _chat(body: ChatRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
     ids = reader.read([conversation_text(body, reader.tokenizer)], body.add_special_tokens, "messages")
-    return CONVERSATION, _packed(ids)
+    return {**CONVERSATION, "tools": _undescribed(body.tools)}, _packed(ids)
 
 
 def _tokenize(body: TokenizeRequest | TokenizeConversation, reader: PromptReader) -> tuple[dict[str, Any], Read]:
-    stubs = CONVERSATION if isinstance(body, TokenizeConversation) else {"prompt": ""}
+    stubs = {**CONVERSATION, "tools": None} if isinstance(body, TokenizeConversation) else {"prompt": ""}
     return stubs, Read(reply=to_json(told_tokens(body, reader)))
 
 
@@ -124,6 +124,14 @@ def _detokenize(body: DetokenizeRequest, reader: PromptReader) -> tuple[dict[str
 
 def _as_it_is(_: Any, __: PromptReader) -> tuple[dict[str, Any], Read]:
     return {}, Read()
+
+
+def _undescribed(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools without what only the model reads: calls are found by the rest."""
+    if tools is None:
+        return None
+    functions = [{key: one for key, one in tool["function"].items() if key != "description"} for tool in tools]
+    return [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
 
 
 def _stub(prompt: Any) -> Any:

@@ -1,0 +1,180 @@
+"""A model's own form of messages: reasoning and tool calls, as one response template of transformers.
+
+transformers finds the regions of a message; what is in them is read here (arguments.py), so that a region that cannot
+be read costs nothing but the call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from transformers.utils.chat_parsing.content_parsers import process_field
+from transformers.utils.chat_parsing.response_parser import ResponseParser
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from stridelm.chat.arguments import Named
+from stridelm.chat.formats import ReasoningFormat, ToolFormat
+from stridelm.chat.schema_types import typed
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+CALLS = "tool_calls"
+Field = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CallRegion:
+    """Where a call stands. field: of a response template. read: the calls, of what was found and each function's JSON
+    schema of parameters; raises ValueError for what is no call. closing: the literal that ends it, if that is one.
+    open_ended: the end of the message may end it too."""
+
+    field: Field
+    read: Callable[[Mapping[str, str], Mapping[str, Any]], list[Named]]
+    closing: str = ""
+    open_ended: bool = False
+    at_start: bool = False
+    id_style: str = "openai"
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """reasoning, tools: how they stand in a message; None if they are not looked for. anchors: what precedes a message
+    in a prompt, literals or one pattern. published: the tokenizer's own response template, by which messages are parsed
+    if there is one."""
+
+    reasoning: ReasoningFormat | None
+    tools: ToolFormat | None
+    anchors: Sequence[str] = ()
+    published: Mapping[str, Any] | None = None
+
+    @cached_property
+    def call_region(self) -> CallRegion | None:
+        """Raises ValueError for a published template that cannot be used."""
+        if self.published is not None:
+            return _published_region(self.published)
+        if self.tools is None:
+            return None
+        form = self.tools
+        field: Field = {"open_pattern": form.opening}
+        if form.closing:
+            field["close"] = form.closing
+        elif not form.at_start:
+            field["close_pattern"] = f"(?={form.opening})"
+
+        def read(found: Mapping[str, str], parameters: Mapping[str, Any]) -> list[Named]:
+            return form.body.read(found["body"], found.get("name") or None, parameters)
+
+        return CallRegion(field, read, form.closing, not form.closing, form.at_start, form.id_style)
+
+    @property
+    def reads_calls(self) -> bool:
+        return self.call_region is not None
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Literals of the format, which may be special tokens."""
+        texts: list[str] = []
+        if self.reasoning is not None:
+            texts += (self.reasoning.open, self.reasoning.close)
+        if self.tools is not None:
+            form = self.tools
+            texts += (form.begin, form.end, form.closing, *form.section, form.opening.replace("\\", ""))
+            texts += form.body.delimiters
+        if self.published is not None:
+            texts.append(json.dumps(self.published, ensure_ascii=False).replace("\\", ""))
+        return texts
+
+    def template(self, calls: bool, reasoning: bool) -> ResponseTemplate:
+        """The regions to look for. Compiled once."""
+        return self._templates[calls, reasoning]
+
+    @cached_property
+    def _templates(self) -> dict[tuple[bool, bool], ResponseTemplate]:
+        return {(c, r): self._compiled(c, r) for c in (False, True) for r in (False, True)}
+
+    def _compiled(self, calls: bool, reasoning: bool) -> ResponseTemplate:
+        fields: dict[str, Field] = {"content": dict(RAW)}
+        if reasoning and self.reasoning is not None:
+            fields["reasoning"] = {"open": self.reasoning.open, "close": self.reasoning.close, **RAW}
+        if calls and self.call_region is not None:
+            given = self.call_region.field
+            opening = given.get("open_pattern") or _either(given["open"])
+            ends: Field = {key: given[key] for key in ("close", "close_pattern") if key in given}
+            said = {"opening": "{opening}", "body": "{content}"}
+            if self.published is None and "(?P<name>" in opening:
+                said["name"] = "{name}"
+            fields[CALLS] = {"open_pattern": f"(?P<opening>{opening})", **ends, **RAW, "transform": said}
+            form = self.tools
+            for number, mark in enumerate(form.section if form is not None and form.closing else ()):
+                if mark.strip():  # left out of the message: a region that ends where it begins
+                    fields[f"mark{number}"] = {"open": mark.strip(), "close_pattern": "(?=.)", **RAW}
+        pattern = "|".join(map(re.escape, self.anchors)) or r"\Z"
+        if self.published is not None and "start_anchor_pattern" in self.published:
+            pattern = self.published["start_anchor_pattern"]
+        return load_response_template({"start_anchor_pattern": pattern, "fields": fields})
+
+    def parser(self, calls: bool, reasoning: bool, opened: str) -> ResponseParser:
+        """opened: what the prompt has of the message."""
+        return ResponseParser(self.template(calls, reasoning), prefix=opened)
+
+
+RAW: Field = {"content": "text", "content_args": {"strip": False}, "repeats": True}
+
+
+def published_format(template: Mapping[str, Any], tools: ToolFormat | None) -> MessageFormat:
+    """The format of a tokenizer's response template. tools: how calls are forced. Raises ValueError for one that is
+    invalid."""
+    load_response_template(dict(template))
+    fields = template.get("fields", {})
+    found = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    reasoning = None
+    if found is not None and "open" in found and "close" in found:
+        opens, closes = _first(found["open"]), _first(found["close"])
+        reasoning = ReasoningFormat(opens, closes)
+    anchor = template.get("start_anchor", ())
+    return MessageFormat(reasoning, tools, [anchor] if isinstance(anchor, str) else list(anchor), dict(template))
+
+
+def _published_region(template: Mapping[str, Any]) -> CallRegion | None:
+    region = template.get("fields", {}).get(CALLS)
+    if region is None:
+        return None
+    field = load_response_template(dict(template)).fields[CALLS]
+    opening = region.get("open_pattern") or _either(region["open"])
+
+    def read(found: Mapping[str, str], parameters: Mapping[str, Any]) -> list[Named]:
+        begins = re.match(opening, found["opening"])
+        try:
+            value = process_field(found["body"], field, begins.groupdict() if begins else {})
+            functions = [one["function"] for one in (value if isinstance(value, list) else [value])]
+            names = [str(one["name"]) for one in functions]
+            given = [_arguments(one.get("arguments"), parameters.get(one["name"])) for one in functions]
+            return list(zip(names, given, strict=True))
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError("the response template does not make a call of it") from error
+
+    close = region.get("close")
+    return CallRegion(region, read, _first(close) if close else "", open_ended=not close)
+
+
+def _arguments(value: Any, schema: Any) -> str:
+    if not isinstance(value, dict):
+        return value if isinstance(value, str) else "{}"
+    schemas = schema.get("properties") if isinstance(schema, dict) else None
+    given = {
+        key: typed(one, (schemas or {}).get(key, {"type": "string"}), schema) if isinstance(one, str) else one
+        for key, one in value.items()
+    }
+    return json.dumps(given, ensure_ascii=False, allow_nan=False)
+
+
+def _either(literals: str | Sequence[str]) -> str:
+    return re.escape(literals) if isinstance(literals, str) else "|".join(map(re.escape, literals))
+
+
+def _first(literals: str | Sequence[str]) -> str:
+    return literals if isinstance(literals, str) else literals[0]

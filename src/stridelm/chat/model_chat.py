@@ -1,0 +1,91 @@
+"""How one model converses: its chat template, and how reasoning and tool calls stand in its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stridelm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_of, tool_format_of
+from stridelm.chat.message_format import MessageFormat, published_format
+from stridelm.chat.parser import MessageParser
+from stridelm.chat.template import TemplateHabits, habits_of
+from stridelm.text.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+TAIL, LONGEST_TAIL = 64, 16_384
+"""Tokens at the end of a prompt in which the beginning of the model's message is looked for, at first and at most."""
+ANCHORS = ("[/INST]", "[/TOOL_RESULTS]", "<|turn>model\n", "<tool_response|>")
+"""What precedes a message where the template adds nothing to open one."""
+
+
+class ModelChat:
+    """Made once for a model."""
+
+    def __init__(self, tokenizer: Tokenizer, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> None:
+        """tool_call_parser, reasoning_parser: names of formats (formats.py), "auto" for what the tokenizer's response
+        template or the chat template shows, "none" to leave calls or reasoning in the text.
+
+        Raises ValueError for unknown names.
+        """
+        self.tokenizer = tokenizer
+        source = str(tokenizer.hf.chat_template or "")
+        for kind, name, known in (
+            ("tool call parser", tool_call_parser, TOOL_FORMATS),
+            ("reasoning parser", reasoning_parser, REASONING_FORMATS),
+        ):
+            if name not in (AUTO, NONE) and name not in known:
+                raise ValueError(f"unknown {kind} {name!r}; choose one of: {', '.join((AUTO, NONE, *known))}")
+        published = getattr(tokenizer.hf, "response_template", None)
+        self.tool_name = tool_format_of(source) if tool_call_parser == AUTO else _named(tool_call_parser)
+        self.reasoning_name = reasoning_format_of(source) if reasoning_parser == AUTO else _named(reasoning_parser)
+        tools = TOOL_FORMATS[self.tool_name] if self.tool_name else None
+        if published and tool_call_parser == AUTO and reasoning_parser == AUTO:
+            self.form = published_format(published, tools)
+            self.source = "the tokenizer's response template"
+        else:
+            reasoning = REASONING_FORMATS[self.reasoning_name] if self.reasoning_name else None
+            opening = self.habits.opening
+            for mark in (reasoning.open, reasoning.close) if reasoning is not None else ():
+                opening = opening.partition(mark.strip())[0]
+            anchors = [opening] if opening.strip() else [one for one in ANCHORS if one.strip() in source]
+            self.form = MessageFormat(reasoning, tools, anchors)
+            self.source = "the chat template" if AUTO in (tool_call_parser, reasoning_parser) else "options"
+        said = "\n".join(self.form.texts)
+        self.kept = frozenset(token for token in tokenizer.special_ids if tokenizer.token_text(token) in said)
+        """Special tokens that are marks of the format: its parser needs them."""
+
+    @property
+    def habits(self) -> TemplateHabits:
+        """What the chat template does."""
+        return habits_of(self.tokenizer)
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        calls = self.tool_name or ("as the response template says" if self.form.reads_calls else "none")
+        reasoning = self.reasoning_name or ("as the response template says" if self.form.reasoning else "none")
+        return f"tool calls: {calls}, reasoning: {reasoning} (by {self.source})"
+
+    def opened(self, prompt_ids: Sequence[int]) -> str:
+        """What a prompt has of the message that follows it: the text after its last anchor, or nothing if there is
+        none."""
+        anchor = self.form.template(False, False).start_anchor_re
+        tail = TAIL
+        while True:
+            text = self.tokenizer.decode(prompt_ids[-tail:], skip_special_tokens=False)
+            ends = [found.end() for found in anchor.finditer(text) if found.group()]
+            if ends:
+                return text[ends[-1] :]
+            if tail >= min(len(prompt_ids), LONGEST_TAIL):
+                return ""
+            tail *= 4
+
+    def parser(
+        self, opened: str, tools: Sequence[Mapping[str, Any]] | None = None, reasoning: bool = True
+    ) -> MessageParser:
+        """For one message. opened: of its prompt. Other arguments as in MessageParser."""
+        return MessageParser(self.form, opened, tools, reasoning)
+
+
+def _named(name: str) -> str | None:
+    return None if name in (AUTO, NONE) else name

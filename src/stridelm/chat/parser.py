@@ -1,0 +1,191 @@
+"""Finds reasoning, content and tool calls in a message as it arrives.
+
+What is found does not depend on how the text is cut. Nothing is lost: a call that is not complete or cannot be read is
+content, as the model wrote it. White space is dropped only beside reasoning and calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from stridelm.chat.message_format import CALLS, MessageFormat
+from stridelm.chat.parts import Part, Text, ToolCall, call_id
+
+
+class MessageParser:
+    """Of one message."""
+
+    def __init__(
+        self,
+        form: MessageFormat,
+        opened: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning: bool = True,
+    ) -> None:
+        """opened: what the prompt has of the message already (`opening_of`). tools: as in OpenAI's API; without them
+        calls stay text. reasoning: False to leave that in the content."""
+        self.reasoning_tokens = 0
+        """Tokens of the reasoning, with its marks. A token that also has other text is not counted."""
+        self.calls = 0
+        """Calls found so far."""
+        self._form = form
+        self._implied = ""
+        if reasoning and form.reasoning is not None and form.reasoning.implied and not opened.strip():
+            self._implied = form.reasoning.open
+            opened = form.reasoning.open
+        self._parser = form.parser(bool(tools), reasoning, opened)
+        self._parameters = _parameters(tools or ())
+        self._ends: deque[int] = deque()
+        """Where tokens end that are not counted yet."""
+        self._length = self._at = 0
+        """Characters received, and those of them that are known to be this or that."""
+        self._field: Literal["reasoning", "content"] = "content"
+        self._spaces: dict[str, str] = {"reasoning": "", "content": ""}
+        """White space that is dropped if what follows is a mark."""
+        self._fresh = False
+        """Whether a mark stands before what follows."""
+        self._has_content = False
+        self._as_text = False
+        """The region of a call is content: a call may not stand here."""
+        for event in self._parser.initial_events:
+            if event["type"] == "region_open" and event["field"] == "reasoning":
+                self._field, self._fresh = "reasoning", True
+            elif event["type"] == "region_close" and event["field"] == "reasoning":
+                self._field, self._fresh = "content", False
+
+    def feed(self, pieces: Sequence[str]) -> list[Part]:
+        """More of the message: the text of each token. Returns what is known now."""
+        text = "".join(pieces)
+        if not text:
+            self._ends.extend([self._length] * len(pieces))
+            return []
+        for piece in pieces:
+            self._length += len(piece)
+            self._ends.append(self._length)
+        if self._implied:
+            return self._after_implied(text)
+        return self._take(self._parser.feed(text))
+
+    def finish(self) -> list[Part]:
+        """What remains when nothing more will come."""
+        parts = self._take(self._parser.feed(self._held_back())) if self._implied else []
+        _, events = self._parser.finalize()
+        parts += self._take(events, at_end=True)
+        rest = self._spaces[self._field]
+        if rest and not (self._fresh and self._field == "content"):
+            parts.append(Text(self._field, rest))
+        return _joined(parts)
+
+    _waiting = ""
+
+    def _after_implied(self, text: str) -> list[Part]:
+        """The message's first text, where reasoning has begun although nobody opened it: a model may do it all the
+        same."""
+        self._waiting += text
+        bare = self._waiting.lstrip()
+        if self._implied.startswith(bare) and bare != self._implied:
+            return []
+        return self._take(self._parser.feed(self._held_back()))
+
+    def _held_back(self) -> str:
+        text = self._waiting
+        if text.lstrip().startswith(self._implied):
+            rest = text.lstrip()[len(self._implied) :]
+            self._at += len(text) - len(rest)
+            text = rest
+        self._implied = self._waiting = ""
+        return text
+
+    def _take(self, events: Sequence[Mapping[str, Any]], at_end: bool = False) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            kind, field = event["type"], event["field"]
+            if field == CALLS:
+                self._call(kind, event, parts, at_end)
+            elif field.startswith("mark"):
+                if kind == "region_close":
+                    self._spaces["content"], self._fresh = "", True
+            elif kind == "region_chunk":
+                self._text(field, event["text"], parts)
+            elif field == "reasoning":
+                self._switch(kind, at_end)
+        return _joined(parts)
+
+    def _switch(self, kind: str, at_end: bool) -> None:
+        """Reasoning begins or ends."""
+        form = self._form.reasoning
+        assert form is not None
+        if kind == "region_close" and at_end:
+            return
+        self._at += len(form.open if kind == "region_open" else form.close)
+        self._count(reasoning=True)
+        self._spaces[self._field] = ""
+        self._field = "reasoning" if kind == "region_open" else "content"
+        self._fresh = True
+
+    def _text(self, field: Literal["reasoning", "content"], text: str, parts: list[Part]) -> None:
+        self._at += len(text)
+        self._count(reasoning=field == "reasoning")
+        text = self._spaces[field] + text
+        if self._fresh:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._spaces[field] = text[len(shown) :]
+        if shown:
+            self._fresh = False
+            self._has_content |= field == "content"
+            parts.append(Text(field, shown))
+
+    def _call(self, kind: str, event: Mapping[str, Any], parts: list[Part], at_end: bool) -> None:
+        region = self._form.call_region
+        assert region is not None
+        if kind == "region_open":
+            self._as_text = region.at_start and self._has_content
+        elif kind == "region_chunk":
+            if self._as_text:
+                self._text("content", event["text"], parts)
+            else:
+                self._at += len(event["text"])
+        elif not self._as_text:
+            opening, body = event["value"]["opening"], event["value"]["body"]
+            closing = "" if at_end else region.closing
+            self._at += len(opening) + len(closing)
+            self._count(reasoning=False)
+            try:
+                if at_end and not region.open_ended:
+                    raise ValueError("it is not complete")
+                calls = region.read(event["value"], self._parameters)
+            except ValueError:
+                self._at -= len(opening + body + closing)  # as text it is counted again
+                self._text("content", opening + body + closing, parts)
+                return
+            self._spaces["content"], self._fresh = "", True
+            for name, arguments in calls:
+                parts.append(ToolCall(self.calls, call_id(region.id_style, name, self.calls), name, arguments))
+                self.calls += 1
+
+    def _count(self, reasoning: bool) -> None:
+        """Tokens up to here belong to what was just read."""
+        while self._ends and self._ends[0] <= self._at:
+            self._ends.popleft()
+            self.reasoning_tokens += reasoning
+
+
+def _parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> JSON schema of the parameters."""
+    functions = [tool.get("function") for tool in tools]
+    return {one["name"]: one.get("parameters") or {} for one in functions if isinstance(one, dict) and "name" in one}
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Neighbouring texts of one field as one."""
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, Text) and isinstance(last, Text) and part.field == last.field:
+            joined[-1] = Text(part.field, last.text + part.text)
+        else:
+            joined.append(part)
+    return joined

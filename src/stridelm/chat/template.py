@@ -1,0 +1,176 @@
+"""What a chat template does with a conversation in OpenAI's form, found out by rendering small ones.
+
+Templates are programs, and no two agree on the form of a message: arguments as an object or as text, content as text or
+as parts, null or empty content beside calls, a system role or a developer's. Each question is settled by what comes
+out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stridelm.chat.parts import mistral_id
+from stridelm.text.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+USER: Message = {"role": "user", "content": "a question"}
+MARK = "zq7"
+"""A text that no template has."""
+LONG_ID, SHORT_ID = "call_0123456789abcdef", "a1b2c3d4e"
+
+
+@dataclass(frozen=True)
+class TemplateHabits:
+    """What a template needs, and what it does."""
+
+    reads_tools: bool
+    """Whether descriptions of tools are in what it writes."""
+    parts: bool
+    """Content must be a list of parts."""
+    text_arguments: bool
+    """A call's arguments must be text, not an object."""
+    null_content: bool
+    """A message that has only calls must have null content, not an empty text."""
+    short_ids: bool
+    """Ids of calls must have nine letters and digits."""
+    developer: bool
+    """It knows the developer's role."""
+    opening: str
+    """What it writes to open the model's message."""
+
+    def message(self, given: Mapping[str, Any]) -> Message:
+        """A message of OpenAI's form as the template needs it. Raises ValueError for parts that are not text."""
+        message = {key: value for key, value in given.items() if value is not None}
+        message["content"] = self._content(given.get("content"), str(given.get("role")))
+        if message.get("role") == "developer" and not self.developer:
+            message["role"] = "system"
+        if "reasoning" in message:
+            message.setdefault("reasoning_content", message["reasoning"])
+        calls = message.pop("tool_calls", None)
+        if calls:
+            message["tool_calls"] = [self._call(call) for call in calls]
+            if self.null_content:
+                message["content"] = None
+        if self.short_ids and "tool_call_id" in message:
+            message["tool_call_id"] = mistral_id(str(message["tool_call_id"]))
+        return message
+
+    def _content(self, content: Any, role: str) -> Any:
+        texts = [content or ""] if not isinstance(content, list) else [_text(part) for part in content]
+        if self.parts:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+    def _call(self, given: Any) -> Message:
+        if not isinstance(given, dict) or not isinstance(given.get("function"), dict):
+            raise ValueError("a tool call must be an object with a function: give its name and arguments")
+        function = dict(given["function"])
+        arguments = function.get("arguments")
+        if self.text_arguments and not isinstance(arguments, str):
+            function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+        elif not self.text_arguments and not isinstance(arguments, dict):
+            function["arguments"] = _parsed(arguments)
+        call = {"type": "function", **given, "function": function}
+        if self.short_ids and "id" in call:
+            call["id"] = mistral_id(str(call["id"]))
+        return call
+
+
+_FOUND: WeakKeyDictionary[Tokenizer, tuple[str, TemplateHabits]] = WeakKeyDictionary()
+
+
+def habits_of(tokenizer: Tokenizer) -> TemplateHabits:
+    """What a tokenizer's chat template does; found out once, in some hundredths of a second."""
+    source = str(tokenizer.hf.chat_template or "")
+    known = _FOUND.get(tokenizer)
+    if known is None or known[0] != source:
+        _FOUND[tokenizer] = known = (source, _habits(tokenizer, source))
+    return known[1]
+
+
+def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
+    def written(messages: Sequence[Message], **options: Any) -> str | None:
+        try:
+            return tokenizer.render_chat(messages, **options)
+        except ValueError:
+            return None
+
+    def says(role: str, content: Any) -> bool:
+        lead = [] if role == "user" else [{"role": role, "content": content}]
+        text = written([*lead, USER] if lead else [{"role": role, "content": content}])
+        return text is not None and MARK in text and "'text'" not in text and '"text"' not in text
+
+    parts = not says("user", MARK) and says("user", [{"type": "text", "text": MARK}])
+
+    def content(text: str) -> Any:
+        return [{"type": "text", "text": text}] if parts else text
+
+    question = {**USER, "content": content("a question")}
+
+    def call(arguments: Any, empty: Any, id: str) -> str | None:
+        calls = [{"id": id, "type": "function", "function": {"name": "fn", "arguments": arguments}}]
+        answer = {"role": "tool", "tool_call_id": id, "name": "fn", "content": content("found")}
+        return written([question, {"role": "assistant", "content": empty, "tool_calls": calls}, answer])
+
+    value = {"key": MARK}
+    form = next(
+        (
+            (text_arguments, null, short)
+            for short in (False, True)
+            for text_arguments in (False, True)
+            for null in (False, True)
+            if _has_call(
+                call(
+                    json.dumps(value) if text_arguments else value,
+                    None if null else content(""),
+                    SHORT_ID if short else LONG_ID,
+                )
+            )
+        ),
+        (False, False, False),
+    )
+    tool = {"type": "function", "function": {"name": MARK, "description": "x", "parameters": {"type": "object"}}}
+    with_tools = written([question], tools=[tool])
+    closed, opened = written([question], add_generation_prompt=False), written([question])
+    return TemplateHabits(
+        reads_tools=with_tools is not None and MARK in with_tools,
+        parts=parts,
+        text_arguments=form[0],
+        null_content=form[1],
+        short_ids=form[2],
+        developer="developer" in source,
+        opening=opened[len(closed) :]
+        if opened is not None and closed is not None and opened.startswith(closed)
+        else "",
+    )
+
+
+def _has_call(text: str | None) -> bool:
+    """Whether a rendered call is there: its name, its argument as JSON or plain, not as Python or as quoted text."""
+    return text is not None and "fn" in text and MARK in text and f"'{MARK}'" not in text and f'\\"{MARK}' not in text
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text", "refusal"):
+        text = part.get("refusal" if part["type"] == "refusal" else "text")
+        if isinstance(text, str):
+            return text
+    raise ValueError("this model reads only text; leave other parts out")
+
+
+def _parsed(arguments: Any) -> Any:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError) as error:
+        raise ValueError("a tool call's arguments must be a JSON object, as text") from error
+    if not isinstance(value, dict):
+        raise ValueError("a tool call's arguments must be a JSON object, as text")
+    return value

@@ -1,0 +1,111 @@
+"""What a chat request asks of its message: tools, reasoning, structure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stridelm.chat.forced import Wanted, structure
+from stridelm.chat.model_chat import ModelChat
+from stridelm.chat.parser import MessageParser
+from stridelm.chat.parts import Part, Text
+from stridelm.params import SamplingParams, StructuredOutputs
+from stridelm.server.errors import bad_request
+from stridelm.server.openai.schemas import AllowedTools, ChatRequest, NamedTool
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class MessageReading:
+    """How a request's messages are read. parser: makes one for a message; None where there is nothing to find in it.
+    kept: special tokens that are marks in it."""
+
+    params: SamplingParams
+    parser: Callable[[], MessageParser] | None = None
+    kept: frozenset[int] = frozenset()
+
+
+def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
+    """The tools that may be called. Raises ApiError for tools that would have no effect."""
+    choice, tools = body.tool_choice, body.tools or []
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("tool_choice asks for a call, but there are no tools; give some", "tool_choice")
+        return ()
+    if choice == "none":
+        return ()
+    if not chat.form.reads_calls:
+        raise bad_request(
+            "tools: how this model calls them is not known; start with --tool-call-parser, or leave them out",
+            "tools",
+        )
+    if choice in (None, "auto") and not chat.habits.reads_tools:
+        raise bad_request(
+            "tools: the model's chat template does not tell it of them; start the server with a --chat-template that "
+            "does, or make tool_choice required",
+            "tools",
+        )
+    if isinstance(choice, NamedTool):
+        return _chosen(tools, [choice])
+    return _chosen(tools, choice.allowed_tools.tools) if isinstance(choice, AllowedTools) else tools
+
+
+def message_reading(
+    body: ChatRequest, chat: ModelChat, tools: Tools, prompt: array[int], params: SamplingParams
+) -> MessageReading:
+    """tools: from `callable_tools`. Raises ApiError for what cannot be forced in the model's format."""
+    if not tools and chat.form.reasoning is None:
+        return MessageReading(params)
+    choice = body.tool_choice
+    required = choice == "required" or isinstance(choice, NamedTool)
+    if isinstance(choice, AllowedTools):
+        required = choice.allowed_tools.mode == "required"
+    answer = None
+    if params.structured_outputs is not None:
+        given = StructuredOutputs.of(params.structured_outputs)
+        answer = {given.kind: getattr(given, given.kind)}
+    parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    wanted = Wanted(tools, "required" if required else "auto", parallel, answer)
+    opened = chat.opened(prompt)
+    try:
+        structured = structure(chat.form, opened, wanted)
+    except ValueError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
+    if structured is not None and structured != answer:
+        params = replace(params, structured_outputs=structured)
+    reasoning = body.separate_reasoning is not False
+    return MessageReading(params, lambda: chat.parser(opened, tools, reasoning), chat.kept)
+
+
+def message_of(parts: Iterable[Part], with_reasoning: bool, streamed: bool) -> dict[str, Any]:
+    """Parts as fields of a message, or of a stream's delta. Reasoning has both names that clients look for."""
+    texts = {"reasoning": "", "content": ""}
+    calls = []
+    for part in parts:
+        if isinstance(part, Text):
+            texts[part.field] += part.text
+        else:
+            place = {"index": part.index} if streamed else {}
+            function = {"name": part.name, "arguments": part.arguments}
+            calls.append({**place, "id": part.id, "type": "function", "function": function})
+    fields: dict[str, Any] = {}
+    if texts["content"] or not streamed:
+        fields["content"] = texts["content"] if texts["content"] or not calls else None
+    if texts["reasoning"] and with_reasoning:
+        fields["reasoning_content"] = fields["reasoning"] = texts["reasoning"]
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _chosen(tools: Tools, wanted: Sequence[NamedTool]) -> Tools:
+    names = [one.function.name for one in wanted]
+    found = [tool for tool in tools if tool["function"]["name"] in names]
+    if missing := set(names) - {tool["function"]["name"] for tool in found}:
+        raise bad_request(
+            f"tool_choice: no tool is called {sorted(missing)[0]!r}; name one of the tools", "tool_choice"
+        )
+    return found
