@@ -165,14 +165,16 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        *,
+        template: str | None = None,
     ) -> str:
-        """The chat as one text, special tokens included. `variables` go to the template.
+        """The chat as one text, special tokens included. `variables` go to the template (by default the tokenizer's).
 
         Raises ValueError if the tokenizer has no chat template, the template refuses the messages, a variable has the
         name of an option of the rendering itself, or something is nested too deep or is not Unicode. A template passed
         that way is a program, and may never terminate.
         """
-        if not self.hf.chat_template:
+        if not (template or self.hf.chat_template):
             raise ValueError(
                 "this model has no chat template: put a chat_template.jinja beside its tokenizer, or send a "
                 "plain prompt instead of messages"
@@ -191,6 +193,7 @@ class Tokenizer:
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                chat_template=template,
                 tokenize=False,
                 **variables,
             )
