@@ -3,11 +3,13 @@ implemented are accepted with values that ask for nothing."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from stridelm.server.errors import ApiError
+from stridelm.server.large import SMALL_BODY
 from stridelm.server.openai.inert import TABLE, UNSUPPORTED, InertFields
 from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
 from support.checks.bodies import BODIES
@@ -307,6 +309,11 @@ def test_what_asks_for_more_is_refused(served: Served, route: str) -> None:
             assert answer.status_code == 400, (name, others[0], answer.text)
             error = answer.json()["error"]
             assert error["param"] == name and error["message"] == f"{name}: {instead}"
+        body = json.dumps({**ROUTES[route], "use_beam_search": True})
+        for size in (0, SMALL_BODY):  # a worker reads what is large
+            headers = {"content-type": "application/json"}
+            answer = client.post(route, content=body + " " * size, headers=headers)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "use_beam_search"
 
 
 def test_the_table_is_read(route: str) -> None:

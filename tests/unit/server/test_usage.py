@@ -59,10 +59,7 @@ def test_predictions(served: Served, route: str, more: dict[str, Any]) -> None:
     drafted = sum(choice["speculation"]["drafted"] for choice in whole["choices"])
     details = whole["usage"]["completion_tokens_details"]
     accepted, rejected = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
-    assert accepted + rejected == drafted and set(details) == {
-        "accepted_prediction_tokens",
-        "rejected_prediction_tokens",
-    }
+    assert accepted + rejected == drafted
     assert accepted < whole["usage"]["completion_tokens"] and rejected >= 0
     assert (accepted > 0) == ("speculation" not in more)
     counts = [event["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] for event in events]
