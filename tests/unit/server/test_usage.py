@@ -10,6 +10,8 @@ import pytest
 from support.doubles.server import Served
 
 LONG = "def fibonacci(n):\n    return n\n\n" * 12
+MTP = {"drafter": "mtp", "depth": 3}
+"""What is drafted is the same each time, since nothing of it depends on how long steps take."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
     "chat, two samples": ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "n": 2}),
@@ -25,7 +27,7 @@ def test_every_event_has_usage(served: Served, case: str, at_end: bool) -> None:
     """Its cached tokens are those of the whole answer in every event, the first one included; completion tokens only
     grow, from 0 in the events before any output to their final number."""
     route, asked = CASES[case]
-    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, **asked}
+    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "speculation": MTP, **asked}
     options = {"include_usage": at_end, "continuous_usage_stats": True}
     with served.http() as client:
         client.post(route, json=body).raise_for_status()  # the prompt is cached now
@@ -49,8 +51,7 @@ def test_predictions(served: Served, route: str, more: dict[str, Any]) -> None:
     """Accepted and rejected tokens are all that were drafted, over all samples. The accepted ones are part of the
     output: what a stop string cut off was rejected. A stream tells the same."""
     _, asked = CASES["chat" if "chat" in route else "completions"]
-    speculation = {"drafter": "mtp", "depth": 3}
-    body = {"max_tokens": 40, "temperature": 0.5, "seed": 5, "speculation": speculation, **asked, **more}
+    body = {"max_tokens": 40, "temperature": 0.5, "seed": 5, "speculation": MTP, **asked, **more}
     options = {"include_usage": True, "continuous_usage_stats": True}
     with served.http() as client:
         whole = client.post(route, json=body).json()
