@@ -1,12 +1,12 @@
-"""The offline API: `LLM.generate` completes a batch, `LLM.stream` streams one prompt. Outputs have vLLM's shape."""
+"""The offline API: `LLM.generate` completes a batch, `LLM.chat` answers conversations, `LLM.stream` streams one prompt.
+Outputs have vLLM's shape."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Number
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,19 +14,20 @@ from typing import Any
 import torch
 
 from stridelm.builtin import builtin_path
+from stridelm.chat.template import habits_of
 from stridelm.config import EngineConfig
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.start import start
+from stridelm.llm_inputs import Message, Prompt, as_conversations, as_list, encoded, one_each, progress
 from stridelm.options import settings
 from stridelm.params import SamplingParams
 from stridelm.text.generation_config import read_generation_config
+from stridelm.text.tokenizer import Tokenizer
 from stridelm.text_engine import TextEngine
 from stridelm.types import Logprob, StepOutput
-from stridelm.values import check_known, shortened, token_ids
+from stridelm.values import check_known
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(slots=True)
@@ -88,18 +89,23 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool | Callable[..., Any] = True,
         on_output: Callable[[StepOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, given as text or token ids, with one parameter set for all or one each; by default
-        `get_default_sampling_params()`.
+        """Complete prompts, with one parameter set for all or one each; by default `get_default_sampling_params()`.
 
-        Outputs are in the prompts' order. on_output is called with every step's outputs as they arrive.
+        prompts: one or several, each a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+        use_tqdm: whether a bar shows the progress of several prompts, where there is a terminal; or a callable that
+            makes one, as `tqdm.tqdm` does.
+        on_output: called with every step's outputs as they arrive.
+
+        Outputs are in the prompts' order.
         Raises ValueError before anything runs if any prompt or parameter cannot be served.
         """
-        batch = _as_list(prompts)
-        each = _one_each(self.get_default_sampling_params() if params is None else params, len(batch))
+        batch = as_list(prompts)
+        each = one_each(self.get_default_sampling_params() if sampling_params is None else sampling_params, len(batch))
         jobs: list[RequestOutput] = []
         try:
             for prompt, sampling in zip(batch, each, strict=True):
@@ -107,14 +113,54 @@ class LLM:
         except BaseException:
             self._abort(jobs)
             raise
-        return self._run(jobs, on_output)
+        return self._run(jobs, use_tqdm, on_output)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_output: Callable[[StepOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, written as text by the model's chat template; the rest is as in `generate`.
+
+        messages: a conversation, a list of mappings with `role` and `content`; or a list of conversations.
+        chat_template: a Jinja template in place of the model's. It is a program: give only those you trust.
+        add_generation_prompt: begin the answer's message. continue_final_message: continue the last message instead;
+            then add_generation_prompt must be False.
+        tools: for the template. chat_template_kwargs: its variables.
+
+        Raises ValueError if there is no template, or if it refuses the messages.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("continue_final_message begins no other message: pass add_generation_prompt=False")
+        tokenizer = self._tokenizer()
+        prompts = list[Prompt]()
+        for conversation in as_conversations(messages):
+            how = tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+            given = [habits_of(tokenizer, chat_template).message(one) for one in conversation]
+            text = tokenizer.render_chat(given, *how, template=chat_template)
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, transformers' own. Raises ValueError if the engine was started without it."""
+        return self._tokenizer().hf
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt; yields its growing output after every step that added to it.
 
         Leaving the iterator early aborts the request.
         """
-        (sampling,) = _one_each(self.get_default_sampling_params() if params is None else params, 1)
+        (sampling,) = one_each(self.get_default_sampling_params() if sampling_params is None else sampling_params, 1)
         if sampling.n != 1:
             raise ValueError(f"stream gives one sample; n is {sampling.n}; use generate")
         job = self._add(prompt, sampling)
@@ -145,7 +191,7 @@ class LLM:
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         """Queue one prompt's samples. They share a seed and differ by sample index; equal prefixes share pages."""
-        text, ids = self._encode(prompt)
+        text, ids = encoded(prompt, self.engine.tokenizer)
         name = str(next(self._ids))
         job = RequestOutput(name, text, list(ids), [CompletionOutput(i) for i in range(params.n)])
         seed: int | None = None
@@ -156,20 +202,31 @@ class LLM:
             self._open[request.id] = (job, index)
         return job
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if not isinstance(prompt, str):
-            return None, token_ids("the prompt", prompt)
+    def _tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
-            raise ValueError("the engine was started with skip_tokenizer_init; give prompts as token ids")
-        return prompt, self.engine.tokenizer.encode(prompt)
+            raise ValueError("the engine was started with skip_tokenizer_init; leave it out")
+        return self.engine.tokenizer
 
-    def _run(self, jobs: list[RequestOutput], on_output: Callable[[StepOutput], None] | None) -> list[RequestOutput]:
-        ids = {f"{job.request_id}.{i}" for job in jobs for i in range(len(job.outputs))}
+    def _run(
+        self,
+        jobs: list[RequestOutput],
+        use_tqdm: bool | Callable[..., Any],
+        on_output: Callable[[StepOutput], None] | None,
+    ) -> list[RequestOutput]:
+        by_id = {f"{job.request_id}.{i}": job for job in jobs for i in range(len(job.outputs))}
+        open_jobs = {job.request_id for job in jobs}
         try:
-            while not ids.isdisjoint(self._open):
-                for output in self._step():
-                    if on_output is not None and output.request.id in ids:
-                        on_output(output)
+            with progress(use_tqdm, len(jobs)) as advance:
+                while not by_id.keys().isdisjoint(self._open):
+                    for output in self._step():
+                        job = by_id.get(output.request.id)
+                        if job is None:
+                            continue
+                        if on_output is not None:
+                            on_output(output)
+                        if job.finished and job.request_id in open_jobs:
+                            open_jobs.remove(job.request_id)
+                            advance(1)
         except BaseException:
             self._abort(jobs)
             raise
@@ -231,30 +288,3 @@ def _take(job: RequestOutput, index: int, output: StepOutput) -> None:
         sample.error = request.error
         sample.metrics = RequestMetrics.of(request)
         job.finished = all(other.finish_reason for other in job.outputs)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt, text or ids, becomes a batch of one. Arrays and tensors count as lists of ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    value: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(value, bytes | bytearray | Mapping | Set) or not isinstance(value, Iterable):
-        raise ValueError(f"prompts must be text or lists of token ids; got {shortened(value)}")
-    items = list(value)
-    if not items:
-        raise ValueError("no prompts were given; give at least one")
-    if isinstance(items[0], Number) and all(isinstance(item, Number) for item in items):
-        return [items]
-    return items
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    sets = list(params) if isinstance(params, Sequence) else [params]
-    wrong = [one for one in sets if not isinstance(one, SamplingParams)]
-    if wrong:
-        raise ValueError(f"params must be SamplingParams, one for all or one each; got {shortened(wrong[0])}")
-    if len(sets) != count:
-        raise ValueError(f"{len(sets)} parameter sets for {count} prompts; give one for all or one each")
-    return sets

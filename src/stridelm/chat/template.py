@@ -83,9 +83,9 @@ class TemplateHabits:
 _FOUND: WeakKeyDictionary[Tokenizer, tuple[str, TemplateHabits]] = WeakKeyDictionary()
 
 
-def habits_of(tokenizer: Tokenizer) -> TemplateHabits:
-    """What a tokenizer's chat template does; found out once, in some hundredths of a second."""
-    source = str(tokenizer.hf.chat_template or "")
+def habits_of(tokenizer: Tokenizer, template: str | None = None) -> TemplateHabits:
+    """What a chat template does, by default the tokenizer's; found out once, in some hundredths of a second."""
+    source = template or str(tokenizer.hf.chat_template or "")
     known = _FOUND.get(tokenizer)
     if known is None or known[0] != source:
         _FOUND[tokenizer] = known = (source, _habits(tokenizer, source))
@@ -95,7 +95,7 @@ def habits_of(tokenizer: Tokenizer) -> TemplateHabits:
 def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
     def written(messages: Sequence[Message], **options: Any) -> str | None:
         try:
-            return tokenizer.render_chat(messages, **options)
+            return tokenizer.render_chat(messages, template=source or None, **options)
         except ValueError:
             return None
 

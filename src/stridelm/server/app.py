@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,7 @@ from stridelm import __version__
 from stridelm.heap import freeze_heap
 from stridelm.server import ops, playground
 from stridelm.server.callers import Keys
+from stridelm.server.elsewhere import no_method, no_route
 from stridelm.server.errors import ApiError
 from stridelm.server.middleware import OPEN_PATHS, RequestMiddleware
 from stridelm.server.openai import chat, completions, models
@@ -66,8 +68,12 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return error_reply(invalid(error.errors()))
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return no_route(request.app, request)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return no_method(request.app, request, error)
     if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
         return error_reply(error.__cause__)
     return error_reply(ApiError(error.status_code, str(error.detail)))

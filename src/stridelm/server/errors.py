@@ -13,16 +13,17 @@ LONGEST = 500
 CUT = " [...] "
 
 
-def bounded(text: str) -> str:
+def bounded(text: str, longest: int = LONGEST) -> str:
     """The text, with its middle left out if it is too long."""
-    if len(text) <= LONGEST:
+    if len(text) <= longest:
         return text
-    tail = LONGEST // 3
-    return text[: LONGEST - tail - len(CUT)] + CUT + text[-tail:]
+    tail = longest // 3
+    return text[: longest - tail - len(CUT)] + CUT + text[-tail:]
 
 
 class ApiError(Exception):
-    """An answer other than 200. retry_after: seconds. closes: the connection is closed after it."""
+    """An answer other than 200. retry_after: seconds. closes: the connection is closed after it. longest: characters of
+    the message."""
 
     def __init__(
         self,
@@ -34,8 +35,9 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         closes: bool = False,
+        longest: int = LONGEST,
     ) -> None:
-        message = bounded(message.encode(errors="backslashreplace").decode())  # it may quote lone surrogates
+        message = bounded(message.encode(errors="backslashreplace").decode(), longest)  # it may quote lone surrogates
         param = None if param is None else bounded(param.encode(errors="backslashreplace").decode())
         super().__init__(message)
         self.status = status

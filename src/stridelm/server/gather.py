@@ -21,11 +21,14 @@ class Gathered:
     prompt_logprobs: list[bytes] | None = None
     hidden_states: bytearray = field(default_factory=bytearray)
     finish: Finish | None = None
+    accepted: int = 0
+    """How many of the tokens were guessed."""
     _pieces: list[str] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> None:
         self._pieces += chunk.pieces
         self.token_ids += chunk.token_ids
+        self.accepted += chunk.accepted
         self.logprobs += chunk.logprobs or ()
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = chunk.prompt_logprobs

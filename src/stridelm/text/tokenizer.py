@@ -165,15 +165,17 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        *,
+        template: str | None = None,
     ) -> str:
-        """The chat as one text, special tokens included. `variables` go to the template. Null content reaches it too,
-        which transformers leaves out.
+        """The chat as one text, special tokens included. `variables` go to the template (by default the tokenizer's).
+        Null content reaches it too, which transformers leaves out.
 
         Raises ValueError if the tokenizer has no chat template, the template refuses the messages, a variable has the
         name of an option of the rendering itself, or something is nested too deep or is not Unicode. A template passed
         that way is a program, and may never terminate.
         """
-        if not self.hf.chat_template:
+        if not (template or self.hf.chat_template):
             raise ValueError(
                 "this model has no chat template: put a chat_template.jinja beside its tokenizer, or send a "
                 "plain prompt instead of messages"
@@ -186,16 +188,15 @@ class Tokenizer:
         options = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"documents"}
         if reserved := sorted(variables.keys() & options):
             raise ValueError(f"{reserved[0]} is not a variable of a chat template; leave it out")
-        template: dict[str, Any] = {}
         if any("content" in one and one["content"] is None for one in messages):
-            template["chat_template"] = WITH_NULL_CONTENT + self.hf.get_chat_template(None, tools)
+            template = WITH_NULL_CONTENT + (template or self.hf.get_chat_template(None, tools))
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
-                **template,
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                chat_template=template,
                 tokenize=False,
                 **variables,
             )

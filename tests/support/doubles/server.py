@@ -26,7 +26,8 @@ from support.doubles.processes import children_of
 CHATML = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% for call in message.tool_calls or [] %}"
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
-    '{% endfor %}\n{% endfor %}{% if tools %}tools: {{ tools | map(attribute="function.name") | join(" ") }}\n{% endif %}'
+    '{% endfor %}{{ "\n" }}{% endfor %}'
+    '{% if tools %}tools: {{ tools | map(attribute="function.name") | join(" ") }}\n{% endif %}'
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """Calls stand in it as in Hermes' messages."""

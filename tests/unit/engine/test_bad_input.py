@@ -175,14 +175,22 @@ PROMPTS_REFUSED: list[tuple[Any, str]] = [
     (1.5, "text or lists of token ids"),
     (Opaque(), "text or lists of token ids"),
     (b"abc", "text or lists of token ids"),
-    ({"prompt": "x"}, "text or lists of token ids"),
+    ({}, "neither prompt nor prompt_token_ids"),
+    ({"prompt": None}, "neither prompt nor prompt_token_ids"),
+    ({"prompt": [1]}, "token ids are prompt_token_ids"),
+    ({"prompt_token_ids": "x"}, "prompt_token_ids must be a list of token ids"),
+    ({"prompt_token_ids": []}, "at least one"),
+    ({"prompt": "x", "multi_modal_data": {"image": 1}}, "no 'multi_modal_data': this model reads only text"),
+    ({"prompt": "x", "cache_salt": "s"}, "no 'cache_salt': use SamplingParams.cache_salt"),
+    ({"text": "x"}, "no 'text': give prompt or prompt_token_ids"),
+    ({5: "x"}, "no 5: give prompt or prompt_token_ids"),
     ({1, 2}, "text or lists of token ids"),
     ([], "at least one"),
     ("", "at least one"),
     ([[]], "at least one"),
     ([None], "a list of token ids"),
     ([b"abc"], "a list of token ids"),
-    ([{"prompt_token_ids": [1]}], "a list of token ids"),
+    ([{"prompt_token_ids": [1.5]}], "whole numbers"),
     (["a", 5], "a list of token ids"),
     ([1, "a"], "a list of token ids"),
     ([1.0, 2.0], "whole numbers"),
@@ -218,6 +226,8 @@ def test_prompts_that_are_none(prompt: Any, says: str, llm: LLM) -> None:
         tuple(PROMPTS[0]),
         (tuple(PROMPTS[0]),),
         iter(PROMPTS[0]),
+        {"prompt_token_ids": PROMPTS[0]},
+        [{"prompt_token_ids": np.array(PROMPTS[0]), "multi_modal_data": None}],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -323,6 +333,8 @@ def test_a_bad_call_leaves_a_stream_alone(llm: LLM, expected: list[list[int]]) -
 def test_text_needs_a_tokenizer(speaking: Path) -> None:
     mute = LLM(speaking, drafter="none", skip_tokenizer_init=True, **OPTIONS)
     refused(lambda: mute.generate("text"), "give prompts as token ids")
+    refused(lambda: mute.chat([{"role": "user", "content": "text"}]), "skip_tokenizer_init")
+    refused(mute.get_tokenizer, "skip_tokenizer_init")
     refused(lambda: mute.generate([[1]], SamplingParams(stop="x")), "use stop_token_ids")
     refused(lambda: mute.generate([[1]], SamplingParams(bad_words=["x"])), "bad_words_token_ids")
 

@@ -7,35 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from stridelm.server.body import parsed
 from stridelm.server.errors import ApiError
 from stridelm.server.large import SMALL_BODY
-from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
-from stridelm.server.sglang.schemas import (
-    AbortRequest,
-    DetokenizeRequest,
-    GenerateRequest,
-    NativeSampling,
-    TokenizeConversation,
-    TokenizeRequest,
-)
+from stridelm.server.sglang.schemas import NativeSampling
 from stridelm.values import MAX_NESTING
+from support.checks.bodies import BODIES
 from support.doubles.server import PROMPT, Served
 
 HALF = "\ud83d"
 """Half a surrogate pair."""
 DEEP = json.loads('{"a":[' * 60 + "1" + "]}" * 60)
 UNFIT = [HALF, [HALF], {HALF: 1}, {"a": [{"b": HALF}]}, DEEP, [DEEP]]
-MODELS: dict[str, tuple[type[BaseModel], ...]] = {
-    "/v1/completions": (CompletionRequest,),
-    "/v1/chat/completions": (ChatRequest,),
-    "/generate": (GenerateRequest,),
-    "/abort_request": (AbortRequest,),
-    "/tokenize": (TokenizeRequest, TokenizeConversation),
-    "/detokenize": (DetokenizeRequest,),
-}
 BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": PROMPT, "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1},
@@ -46,7 +30,7 @@ BASES: dict[str, dict[str, Any]] = {
 def bodies(route: str) -> Iterator[dict[str, Any]]:
     """Every field of the route's body, and an unknown one, with every unfit value."""
     base = BASES.get(route, {})
-    names = {name for model in MODELS[route] for name in model.model_fields}
+    names = {name for model in BODIES[route] for name in model.model_fields}
     for value in UNFIT:
         for name in sorted(names):
             yield {**base, name: value}
@@ -57,7 +41,7 @@ def bodies(route: str) -> Iterator[dict[str, Any]]:
                 yield {**base, "sampling_params": {"max_new_tokens": 1, name: value}}
 
 
-@pytest.mark.parametrize("route", MODELS)
+@pytest.mark.parametrize("route", BODIES)
 def test_every_field(served: Served, route: str) -> None:
     """In any field, at any depth, as a value or as a key: 400, whether or not the field is read."""
     with served.http() as client:

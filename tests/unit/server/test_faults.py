@@ -129,13 +129,6 @@ def test_prompts_at_the_limit(served: Served, over: int, status: int) -> None:
     assert answer.status_code == status, answer.text
 
 
-def test_unknown_routes_and_methods(served: Served) -> None:
-    with served.http() as client:
-        for method, route, status in (("GET", "/nothing", 404), ("GET", "/v1/completions", 405)):
-            answer = client.request(method, route)
-            assert answer.status_code == status and answer.json()["error"]["message"]
-
-
 def test_a_slow_reader_stalls_nobody(served: Served) -> None:
     """It reads none of several megabytes while others are served and its own samples end, then gets them all."""
     settings = {**LONG, "max_tokens": 450, "n": 3, "logprobs": 20, "temperature": 1, "seed": 3, "stream": True}

@@ -48,7 +48,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 def _params(body: ChatRequest, service: Service) -> SamplingParams:
     """Raises ApiError for parameters that cannot be served."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs would have no effect without logprobs; set logprobs too", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise bad_request("max_tokens is the old name of max_completion_tokens; give only one", "max_tokens")

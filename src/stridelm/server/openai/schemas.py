@@ -60,6 +60,8 @@ class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """From vLLM: usage in every event."""
+    include_obfuscation: Literal[False] | None = None
+    """Events have no padding."""
 
 
 class JsonSchema(BaseModel):
@@ -111,9 +113,6 @@ class SamplingFields(InertFields):
     target_tps: float | None = Field(None, ge=0.01, le=1e6)
     cache_salt: str | None = None
     return_token_ids: bool | None = None
-    no_stop_trim: Literal[False] | None = None
-    return_hidden_states: Literal[False] | None = None
-    """SGLang's router writes these two into every request; other values have no effect here and are refused."""
     structured_outputs: dict[str, Any] | None = None
     """From vLLM: one of json, json_object, regex, choice, grammar, structural_tag."""
     guided_json: dict[str, Any] | str | None = None

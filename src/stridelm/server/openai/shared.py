@@ -71,18 +71,29 @@ class Heading:
 
 @dataclass
 class Usage:
-    """Tokens of one request: its prompts, each counted once however many samples it has, and its outputs."""
+    """Tokens of one request: its prompts, each counted once however many samples it has, and its outputs.
+
+    accepted: of the outputs, those that were drafted. rejected: drafted ones that the outputs do not have.
+    reasoning: of the outputs, those before the answer; None if reasoning is not parsed.
+    """
 
     prompt: int
     completion: int = 0
     cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    reasoning: int | None = None
 
     def as_json(self) -> dict[str, Any]:
+        details = {"accepted_prediction_tokens": self.accepted, "rejected_prediction_tokens": self.rejected}
+        if self.reasoning is not None:
+            details["reasoning_tokens"] = self.reasoning
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": details,
         }
 
 
@@ -108,6 +119,8 @@ class StreamUsage:
         self._single = samples == 1
         self._cached = dict[int, int]()
         """First sample of a prompt -> tokens of the prompt that came from the prefix cache."""
+        self._accepted = dict[int, int]()
+        """Unfinished sample -> its tokens that were drafted."""
         self._metrics: dict[str, Any] = {}
 
     def begin(self, index: int, chunk: Chunk) -> None:
@@ -121,7 +134,10 @@ class StreamUsage:
         """Count a sample's output."""
         self.begin(index, chunk)
         self._usage.completion += len(chunk.token_ids)
+        self._usage.accepted += chunk.accepted
+        self._accepted[index] = self._accepted.get(index, 0) + chunk.accepted
         if chunk.finish is not None:
+            self._usage.rejected += chunk.finish.metrics.drafted - self._accepted.pop(index)
             self._metrics = metrics_of([chunk.finish.metrics]) if self._single else {}
 
     def with_choice(self) -> dict[str, Any]:
@@ -188,6 +204,8 @@ def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int,
         prompt=sum(map(len, prompts)),
         completion=sum(len(sample.token_ids) - spare for sample in samples),
         cached=sum(samples[i].ended.metrics.cached_tokens for i in range(0, len(samples), n)),
+        accepted=sum(sample.accepted for sample in samples),
+        rejected=sum(sample.ended.metrics.drafted - sample.accepted for sample in samples),
     )
 
 
