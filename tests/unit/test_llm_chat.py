@@ -54,7 +54,7 @@ def test_what_the_template_is_told(llm: LLM) -> None:
         return llm.chat(messages, SamplingParams(max_tokens=1), **more)[0].prompt
 
     assert written(add_generation_prompt=False) == WRITTEN
-    assert written(tools=[tool]) == f"{WRITTEN}tools: 1\n<|assistant|>"
+    assert written(tools=[tool]) == f"{WRITTEN}tools: look\n<|assistant|>"
     going_on = written(MORE, continue_final_message=True, add_generation_prompt=False)
     assert going_on == f"{WRITTEN}<|assistant|>(argv"
     template = "{{ mood }}: {{ messages[0].content }}"

@@ -32,7 +32,6 @@ VALUES: dict[str, list[Any]] = {
         {"type": "content", "content": "return 1"},
         {"type": "content", "content": [{"type": "text", "text": "return 1"}]},
     ],
-    "parallel_tool_calls": [True, False],
 }
 WRONG: dict[str, list[Any]] = {
     "user": [7],
@@ -48,7 +47,6 @@ WRONG: dict[str, list[Any]] = {
     "request_id": [1],
     "session_id": [1],
     "prediction": ["return 1", {"type": "content"}, {"type": "content", "content": [{"type": "image_url"}]}],
-    "parallel_tool_calls": ["no"],
 }
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "def f(x):"},
