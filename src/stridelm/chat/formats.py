@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stridelm.chat.arguments import Body, JsonArguments, JsonObject, LooseJson, Parameters, PythonCalls
 
+AUTO, NONE = "auto", "none"
 NAME = r"(?P<name>[^\s<>{}\[\]()|]+)"
 
 
@@ -227,3 +228,13 @@ def reasoning_format_of(template: str) -> str | None:
     """The name of the format of a chat template that mentions reasoning."""
     found = [name for name in ("think", "mistral", "gemma4") if REASONING_FORMATS[name].close in template]
     return found[0] if found else None
+
+
+def check_formats(tool_call_parser: str, reasoning_parser: str) -> None:
+    """Raises ValueError for names that are not in the tables."""
+    for option, name, known in (
+        ("tool_call_parser", tool_call_parser, TOOL_FORMATS),
+        ("reasoning_parser", reasoning_parser, REASONING_FORMATS),
+    ):
+        if name not in (AUTO, NONE, *known):
+            raise ValueError(f"{option} {name!r} is not known; choose one of: {', '.join((AUTO, NONE, *known))}")

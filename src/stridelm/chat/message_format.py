@@ -112,7 +112,7 @@ class MessageFormat:
             for number, mark in enumerate(form.section if form is not None and form.closing else ()):
                 if mark.strip():  # left out of the message: a region that ends where it begins
                     fields[f"mark{number}"] = {"open": mark.strip(), "close_pattern": "(?=.)", **RAW}
-        pattern = "|".join(map(re.escape, self.anchors)) or r"\Z"
+        pattern = "|".join(map(re.escape, self.anchors)) or "(?!)"
         if self.published is not None and "start_anchor_pattern" in self.published:
             pattern = self.published["start_anchor_pattern"]
         return load_response_template({"start_anchor_pattern": pattern, "fields": fields})

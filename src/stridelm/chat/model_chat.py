@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stridelm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_of, tool_format_of
+from stridelm.chat.formats import (
+    AUTO,
+    NONE,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    check_formats,
+    reasoning_format_of,
+    tool_format_of,
+)
 from stridelm.chat.message_format import MessageFormat, published_format
 from stridelm.chat.parser import MessageParser
 from stridelm.chat.template import TemplateHabits, habits_of
 from stridelm.text.tokenizer import Tokenizer
 
-AUTO, NONE = "auto", "none"
+logger = logging.getLogger(__name__)
+
 TAIL, LONGEST_TAIL = 64, 16_384
 """Tokens at the end of a prompt in which the beginning of the model's message is looked for, at first and at most."""
 ANCHORS = ("[/INST]", "[/TOOL_RESULTS]", "<|turn>model\n", "<tool_response|>")
@@ -29,12 +39,7 @@ class ModelChat:
         """
         self.tokenizer = tokenizer
         source = str(tokenizer.hf.chat_template or "")
-        for kind, name, known in (
-            ("tool call parser", tool_call_parser, TOOL_FORMATS),
-            ("reasoning parser", reasoning_parser, REASONING_FORMATS),
-        ):
-            if name not in (AUTO, NONE) and name not in known:
-                raise ValueError(f"unknown {kind} {name!r}; choose one of: {', '.join((AUTO, NONE, *known))}")
+        check_formats(tool_call_parser, reasoning_parser)
         published = getattr(tokenizer.hf, "response_template", None)
         self.tool_name = tool_format_of(source) if tool_call_parser == AUTO else _named(tool_call_parser)
         self.reasoning_name = reasoning_format_of(source) if reasoning_parser == AUTO else _named(reasoning_parser)
@@ -66,6 +71,10 @@ class ModelChat:
         reasoning = self.reasoning_name or ("as the response template says" if self.form.reasoning else "none")
         return f"tool calls: {calls}, reasoning: {reasoning} (by {self.source})"
 
+    def tell(self) -> None:
+        """Log the formats in one line."""
+        logger.warning("messages: %s; for others set tool_call_parser and reasoning_parser", self.description)
+
     def opened(self, prompt_ids: Sequence[int]) -> str:
         """What a prompt has of the message that follows it: the text after its last anchor, or nothing if there is
         none."""
@@ -73,7 +82,7 @@ class ModelChat:
         tail = TAIL
         while True:
             text = self.tokenizer.decode(prompt_ids[-tail:], skip_special_tokens=False)
-            ends = [found.end() for found in anchor.finditer(text) if found.group()]
+            ends = [found.end() for found in anchor.finditer(text)]
             if ends:
                 return text[ends[-1] :]
             if tail >= min(len(prompt_ids), LONGEST_TAIL):

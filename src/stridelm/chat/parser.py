@@ -30,9 +30,11 @@ class MessageParser:
         """Tokens of the reasoning, with its marks. A token that also has other text is not counted."""
         self.calls = 0
         """Calls found so far."""
+        self.finds_reasoning = reasoning and form.reasoning is not None
+        """Whether reasoning is told from content."""
         self._form = form
         self._implied = ""
-        if reasoning and form.reasoning is not None and form.reasoning.implied and not opened.strip():
+        if form.reasoning is not None and self.finds_reasoning and form.reasoning.implied and not opened.strip():
             self._implied = form.reasoning.open
             opened = form.reasoning.open
         self._parser = form.parser(bool(tools), reasoning, opened)

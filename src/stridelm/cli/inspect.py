@@ -121,11 +121,25 @@ def describe(config: EngineConfig, memory: float | None = None) -> dict[str, Any
         "kv_bytes_per_token": _kv_bytes(model),
         "memory": _memory(config, target, here, model, memory, chosen),
         "tokenizer": any((path / name).is_file() for name in VOCABULARY_FILES),
+        **_chat_formats(path),
         "eos_token_ids": list(checkpoint_eos_ids(path)),
         "mask_token_ids": list(target.mask_token_ids),
         "auto": _automatic(target),
         "drafters": _drafters(here, model),
     }
+
+
+def _chat_formats(path: Path) -> dict[str, str | None]:
+    """How tool calls and reasoning of the model's messages are read, unless an option says otherwise. Reads only the
+    chat template and tokenizer_config.json."""
+    from stridelm.chat.formats import reasoning_format_of, tool_format_of
+    from stridelm.text.tokenizer import read_json
+
+    config, file = read_json(path / "tokenizer_config.json"), path / "chat_template.jinja"
+    if config.get("response_template"):
+        return dict.fromkeys(("tool_call_parser", "reasoning_parser"), "response_template")
+    source = file.read_text(encoding="utf-8") if file.is_file() else str(config.get("chat_template") or "")
+    return {"tool_call_parser": tool_format_of(source), "reasoning_parser": reasoning_format_of(source)}
 
 
 def _shape(model: Decoder) -> dict[str, Any]:
@@ -278,6 +292,8 @@ def _model_table(facts: dict[str, Any]) -> Table:
         "context": f"{facts['context']:,} tokens, {rope} RoPE"
         + (f" of {turned} dimensions a head" if facts["rope_dim"] != facts["head_dim"] else ""),
         "vocabulary": f"{facts['vocab_size']:,} tokens" + ("" if facts["tokenizer"] else ", no tokenizer here"),
+        "tool calls": facts["tool_call_parser"] or "none",
+        "reasoning": facts["reasoning_parser"] or "none",
         "mask tokens": masks or "none",
         "weights": f"{size(facts['weight_bytes'])}: {stored}; {', '.join(facts['weight_formats'])}",
         "KV per token": kv,

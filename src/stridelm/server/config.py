@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stridelm.chat.formats import check_formats
 from stridelm.config import EngineConfig
 from stridelm.server.draft_limits import DraftLimits
 from stridelm.values import check_flag, option, settle_number
@@ -156,6 +157,8 @@ class ServerConfig:
             )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ValueError(f"chat_template {self.chat_template} is not a file; name one that holds a Jinja template")
+
+        check_formats(self.tool_call_parser, self.reasoning_parser)
 
     def resolve(self, engine: EngineConfig, cores: int | None = None) -> ServerConfig:
         """With the number of front-end processes chosen. cores: that this process may use; by default what the system

@@ -38,7 +38,7 @@ class Gathered:
 
     @property
     def pieces(self) -> Sequence[str]:
-        """The text of each token."""
+        """The text of each token. To be read before `text`, which joins them."""
         return self._pieces
 
     @property

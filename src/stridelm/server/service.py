@@ -127,6 +127,7 @@ class Service:
         if config.chat_template is not None:
             self.tokenizer.hf.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
         self.chat = ModelChat(self.tokenizer, config.tool_call_parser, config.reasoning_parser)
+        self.chat.tell()
         self.created = int(time.time())
         self.metrics = metrics
         self._link: EngineLink | None = None

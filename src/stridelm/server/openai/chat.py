@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -68,7 +69,8 @@ class _Answer(Events):
     ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
         self._n = reading.params.n
-        beside = StreamUsage(body, Usage(len(prompt)), self._n, self._n)
+        self._usage = Usage(len(prompt))
+        beside = StreamUsage(body, self._usage, self._n, self._n)
         super().__init__(Heading(service, "chatcmpl", kind, body), beside)
         self._tokenizer = service.tokenizer
         self._body = body
@@ -80,7 +82,7 @@ class _Answer(Events):
 
     def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
         """The answer to a request that is not streamed, without its choices."""
-        usage = usage_of([self._prompt], samples, self._n)
+        usage = replace(usage_of([self._prompt], samples, self._n), reasoning=self._reasoning_tokens())
         metrics = metrics_of([sample.ended.metrics for sample in samples])
         return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
@@ -93,6 +95,7 @@ class _Answer(Events):
         delta = {"content": chunk.text}
         if parser is not None:
             parts = parser.feed(chunk.pieces) + (parser.finish() if finish is not None else [])
+            self._usage.reasoning = self._reasoning_tokens()
             delta = message_of(parts, self._body.include_reasoning is not False, streamed=True)
             if not delta and not self._beside_text and finish is None:
                 return None  # it is not known yet what the text is part of
@@ -113,8 +116,9 @@ class _Answer(Events):
             content += [msgspec.Raw(to_json(entry)) for entry in (part or {"content": []})["content"]]
             await turn.breathe()
         parser = self._parsers[index]
-        message: dict[str, Any] = {"content": sample.text}
-        if parser is not None:
+        if parser is None:
+            message: dict[str, Any] = {"content": sample.text}
+        else:
             parts = parser.feed(sample.pieces) + parser.finish()
             message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
@@ -128,6 +132,11 @@ class _Answer(Events):
         if self._body.return_token_ids:
             choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt.tolist()
         return choice
+
+    def _reasoning_tokens(self) -> int | None:
+        """None if nobody looks for reasoning."""
+        counts = [parser.reasoning_tokens for parser in self._parsers if parser is not None and parser.finds_reasoning]
+        return sum(counts) if counts else None
 
     def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:
         """The chat API's log-probabilities: an entry per position."""
