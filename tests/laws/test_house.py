@@ -36,9 +36,9 @@ LEAVES = (
 LAYERS = (
     {*LEAVES, "arena", "builtin", "compiled", "heap", "progress", "upload"},
     {"kernels", "text", "parallel"},
-    {"cache", "attention", "sample", "grammar", "models"},
+    {"cache", "attention", "sample", "grammar", "chat", "models"},
     {"schedule", "draft", "run", "verify"},
-    {"engine", "llm", "text_engine"},
+    {"engine", "llm", "llm_inputs", "text_engine"},
     {"bench", "train", "simulate"},
     {"cli", "server"},
 )

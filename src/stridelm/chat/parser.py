@@ -6,12 +6,17 @@ content, as the model wrote it. White space is dropped only beside reasoning and
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from stridelm.chat.message_format import CALLS, MessageFormat
 from stridelm.chat.parts import Part, Text, ToolCall, call_id
+
+
+MARK_BEGINS = re.compile(r"[<\[{]")
+"""Characters that begin every mark of the formats here."""
 
 
 class MessageParser:
@@ -49,7 +54,10 @@ class MessageParser:
         self._fresh = False
         """Whether a mark stands before what follows."""
         self._has_content = False
-        self._as_text = False
+        self._settled = False
+        """Nothing is held back: what follows is text until a mark begins."""
+        self._quiet = form.published is None
+        self._in_call = self._as_text = False
         """The region of a call is content: a call may not stand here."""
         for event in self._parser.initial_events:
             if event["type"] == "region_open" and event["field"] == "reasoning":
@@ -68,7 +76,13 @@ class MessageParser:
             self._ends.append(self._length)
         if self._implied:
             return self._after_implied(text)
-        return self._take(self._parser.feed(text))
+        if self._settled and self._quiet and not MARK_BEGINS.search(text):
+            parts: list[Part] = []
+            self._text(self._field, text, parts)
+            return parts
+        parts = self._take(self._parser.feed(text))
+        self._settled = self._at == self._length and not self._in_call
+        return parts
 
     def finish(self) -> list[Part]:
         """What remains when nothing more will come."""
@@ -143,6 +157,7 @@ class MessageParser:
     def _call(self, kind: str, event: Mapping[str, Any], parts: list[Part], at_end: bool) -> None:
         region = self._form.call_region
         assert region is not None
+        self._in_call = kind != "region_close"
         if kind == "region_open":
             self._as_text = region.at_start and self._has_content
         elif kind == "region_chunk":
