@@ -22,6 +22,9 @@ Format = dict[str, Any]
 Named = tuple[str, str]
 """A function's name and its arguments, as the text of a JSON object."""
 MAX_LEVELS = 8
+LONGEST_PYTHON = 1 << 15
+"""Characters, which Python's parser reads in some hundredths of a second."""
+SPACE = re.compile(r"\s*")
 
 
 class Body(Protocol):
@@ -74,15 +77,16 @@ class JsonObject:
         if name is not None:
             return JsonArguments().read(body, name, parameters)
         calls: list[_Call] = []
-        rest = body.strip()
-        while rest:
+        gap = re.compile(rf"\s*{re.escape(self.separator)}?\s*")
+        text, begin = body.strip(), 0
+        while begin < len(text):
             try:
-                _, end = json.JSONDecoder().raw_decode(rest)
-                found = msgspec.json.decode(rest[:end], type=list[_Call] | _Call)
+                _, end = json.JSONDecoder().raw_decode(text, begin)
+                found = msgspec.json.decode(text[begin:end], type=list[_Call] | _Call)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 raise ValueError("it is not a JSON object with a name and arguments") from error
             calls += found if isinstance(found, list) else [found]
-            rest = rest[end:].strip().removeprefix(self.separator).strip() if self.separator else rest[end:].strip()
+            begin = _end_of(gap, text, end)
         if not calls:
             raise ValueError("there is no call in it")
         return [(call.name, _object(bytes(call.arguments or call.parameters or b"{}").decode())) for call in calls]
@@ -109,20 +113,21 @@ class Parameters:
         schema = parameters.get(name)
         schemas = schema.get("properties") if isinstance(schema, dict) else None
         found: dict[str, Any] = {}
-        rest = body.strip()
+        text = body.strip()
         if self.end:
-            if not rest.endswith(self.end):
+            if not text.endswith(self.end):
                 raise ValueError("it is not complete")
-            rest = rest.removesuffix(self.end).rstrip()
-        while rest:
-            head = re.match(self.before, rest)
-            value, ends, after = rest[head.end() :].partition(self.after) if head else ("", "", "")
-            if head is None or not ends:
+            text = text.removesuffix(self.end).rstrip()
+        before, begin = re.compile(self.before), 0
+        while begin < len(text):
+            head = before.match(text, begin)
+            end = text.find(self.after, head.end()) if head is not None else -1
+            if head is None or end < 0:
                 raise ValueError("it is not a list of arguments")
-            key, text = head.group(1).strip(), value.removeprefix("\n").removesuffix("\n")
-            is_text = head.group(2) if head.re.groups > 1 else None
-            found[key] = text if is_text == "true" else typed(text, (schemas or {}).get(key), root=schema)
-            rest = after.strip()
+            key, value = head.group(1).strip(), text[head.end() : end].removeprefix("\n").removesuffix("\n")
+            is_text = head.group(2) if before.groups > 1 else None
+            found[key] = value if is_text == "true" else typed(value, (schemas or {}).get(key), root=schema)
+            begin = _end_of(SPACE, text, end + len(self.after))
         return [(name, json.dumps(found, ensure_ascii=False, allow_nan=False))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -205,6 +210,8 @@ class PythonCalls:
 
     def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
         text = body.strip().removesuffix("<|python_end|>").strip()
+        if len(text) > LONGEST_PYTHON:
+            raise ValueError(f"it has more than {LONGEST_PYTHON} characters")
         try:
             tree = ast.parse(text, mode="eval").body
             if not isinstance(tree, ast.List) or not tree.elts:
@@ -275,6 +282,12 @@ def _optional(elements: list[Format]) -> Format:
 def _rooted(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a schema by itself, with the definitions that it may refer to."""
     return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
+
+
+def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
+    """Where what a pattern matches at a place ends."""
+    found = pattern.match(text, begin)
+    return begin if found is None else found.end()
 
 
 def _object(text: str) -> str:

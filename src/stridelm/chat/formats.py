@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stridelm.chat.arguments import Body, JsonArguments, JsonObject, LooseJson, Parameters, PythonCalls
 
 AUTO, NONE = "auto", "none"
-NAME = r"(?P<name>[^\s<>{}\[\]()|]+)"
+NAME = r"(?P<name>[^\s<>{}\[\]()|]{1,256})"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ LLAMA_JSON = ToolFormat(
 )
 MISTRAL = ToolFormat(
     markers=("[TOOL_CALLS]",),
-    opening=r"\[TOOL_CALLS\](?P<name>[\w.\-]*)(?:\[CALL_ID\][a-zA-Z0-9]+)?(?:\[ARGS\])?(?=\s{0,8}\[?\s{0,8}\{)",
+    opening=r"\[TOOL_CALLS\](?P<name>[\w.\-]{0,256})(?:\[CALL_ID\][a-zA-Z0-9]{1,64})?(?:\[ARGS\])?(?=\s{0,8}\[?\s{0,8}\{)",
     closing="",
     body=JsonObject(),
     begin='{"name": "{name}", "arguments": ',
@@ -126,7 +126,7 @@ MISTRAL_ARGS = ToolFormat(
 )
 DEEPSEEK_V3 = ToolFormat(
     markers=("<｜tool▁call▁begin｜>", "```json"),
-    opening=r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n",
+    opening=r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n<]{1,256})\n```json\n",
     closing="<｜tool▁call▁end｜>",
     body=JsonArguments(fence="\n```"),
     begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
@@ -135,7 +135,7 @@ DEEPSEEK_V3 = ToolFormat(
 )
 DEEPSEEK_V31 = ToolFormat(
     markers=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
-    opening=r"<｜tool▁call▁begin｜>(?P<name>[^\n<]+)<｜tool▁sep｜>",
+    opening=r"<｜tool▁call▁begin｜>(?P<name>[^\n<]{1,256})<｜tool▁sep｜>",
     closing="<｜tool▁call▁end｜>",
     body=JsonArguments(),
     begin="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
@@ -146,7 +146,7 @@ DEEPSEEK_V31 = ToolFormat(
 DSML = "｜DSML｜"
 DEEPSEEK_V32 = ToolFormat(
     markers=("<｜DSML｜",),
-    opening=rf'<{DSML}invoke name="(?P<name>[^"\n]+)">',
+    opening=rf'<{DSML}invoke name="(?P<name>[^"\n]{{1,256}})">',
     closing=f"</{DSML}invoke>",
     body=Parameters(
         (f'<{DSML}parameter name="', '" string="{text}">', f"</{DSML}parameter>\n"),
@@ -160,7 +160,7 @@ DEEPSEEK_V32 = ToolFormat(
 )
 KIMI = ToolFormat(
     markers=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
-    opening=r"<\|tool_call_begin\|>\s{0,8}(?:functions\.)?(?P<name>[^\n<:]+)(?::\d+)?\s{0,8}<\|tool_call_argument_begin\|>",
+    opening=r"<\|tool_call_begin\|>\s{0,8}(?:functions\.)?(?P<name>[^\n<:]{1,256})(?::\d{1,9})?\s{0,8}<\|tool_call_argument_begin\|>",
     closing="<|tool_call_end|>",
     body=JsonArguments(),
     begin="<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
@@ -171,7 +171,7 @@ KIMI = ToolFormat(
 )
 MINIMAX = ToolFormat(
     markers=("<minimax:tool_call>",),
-    opening=r'<invoke name="(?P<name>[^"\n]+)">',
+    opening=r'<invoke name="(?P<name>[^"\n]{1,256})">',
     closing="</invoke>",
     body=Parameters(('<parameter name="', '">', "</parameter>\n"), r'<parameter name="([^"\n]+)">', "</parameter>"),
     begin='<invoke name="{name}">\n',
@@ -181,7 +181,7 @@ MINIMAX = ToolFormat(
 )
 GEMMA4 = ToolFormat(
     markers=("<|tool_call>",),
-    opening=r"<\|tool_call>call:(?P<name>[\w.\-]+)",
+    opening=r"<\|tool_call>call:(?P<name>[\w.\-]{1,256})",
     closing="<tool_call|>",
     body=LooseJson('<|"|>'),
     begin="<|tool_call>call:{name}",
@@ -190,7 +190,7 @@ GEMMA4 = ToolFormat(
 )
 PYTHONIC = ToolFormat(
     markers=("[func_name1(params_name1=params_value1",),
-    opening=r"(?:<\|python_start\|>)?(?=\[\s{0,8}[A-Za-z_][\w.]*\()",
+    opening=r"(?:<\|python_start\|>)?(?=\[\s{0,8}[A-Za-z_][\w.]{0,255}\()",
     closing="",
     body=PythonCalls(),
     begin="{name}(",

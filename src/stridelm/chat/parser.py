@@ -14,7 +14,6 @@ from typing import Any, Literal
 from stridelm.chat.message_format import CALLS, MessageFormat
 from stridelm.chat.parts import Part, Text, ToolCall, call_id
 
-
 MARK_BEGINS = re.compile(r"[<\[{]")
 """Characters that begin every mark of the formats here."""
 

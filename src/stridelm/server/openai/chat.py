@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.chat.parser import MessageParser
+from stridelm.chat.parts import Part
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
@@ -28,6 +29,9 @@ from stridelm.server.openai.tools import MessageReading, callable_tools, message
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
+
+FED = 256
+"""Tokens of a whole message that are parsed at a time."""
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -119,7 +123,11 @@ class _Answer(Events):
         if parser is None:
             message: dict[str, Any] = {"content": sample.text}
         else:
-            parts = parser.feed(sample.pieces) + parser.finish()
+            parts = list[Part]()
+            for begin in range(0, len(sample.pieces), FED):
+                parts += parser.feed(sample.pieces[begin : begin + FED])
+                await turn.breathe()
+            parts += parser.finish()
             message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
             "index": index,
