@@ -28,7 +28,7 @@ class MessageParser:
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning: bool = True,
     ) -> None:
-        """opened: what the prompt has of the message already (`opening_of`). tools: as in OpenAI's API; without them
+        """opened: what the prompt has of the message already (ModelChat.opened). tools: as in OpenAI's API; without them
         calls stay text. reasoning: False to leave that in the content."""
         self.reasoning_tokens = 0
         """Tokens of the reasoning, with its marks. A token that also has other text is not counted."""
@@ -37,7 +37,8 @@ class MessageParser:
         self.finds_reasoning = reasoning and form.reasoning is not None
         """Whether reasoning is told from content."""
         self._form = form
-        self._implied = ""
+        self._implied = self._waiting = ""
+        """The mark of reasoning that nobody need write, and text that may be its beginning."""
         if form.reasoning is not None and self.finds_reasoning and form.reasoning.implied and not opened.strip():
             self._implied = form.reasoning.open
             opened = form.reasoning.open
@@ -92,8 +93,6 @@ class MessageParser:
         if rest and not (self._fresh and self._field == "content"):
             parts.append(Text(self._field, rest))
         return _joined(parts)
-
-    _waiting = ""
 
     def _after_implied(self, text: str) -> list[Part]:
         """The message's first text, where reasoning has begun although nobody opened it: a model may do it all the
