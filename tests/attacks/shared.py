@@ -278,6 +278,7 @@ SHARED = (
     ),
     Shared("`/health_generate`", ("sglang/probe.py",), law="attacks/test_attack_health.py::test_one_probe_for_all"),
     Shared("`/metrics`", ("metrics.py", "frontends/totals.py", "shared.py")),
+    Shared("KV events, for routers", ("kv_events.py",)),
     Shared("messages between the processes", ("engine_client.py", "inbox.py", "outlets.py", "frontends/channel.py")),
     Shared(
         "time of the engine for masks", law="unit/grammar/test_share.py::test_beside_another_masks_have_their_share"

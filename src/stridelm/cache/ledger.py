@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from stridelm.cache.events import CacheEvents
 from stridelm.cache.pages import Pages
 from stridelm.cache.prefix import extend, followed
 from stridelm.cache.transaction import Transaction
@@ -70,6 +71,9 @@ class Ledger:
         self._leases: dict[str, Lease] = {}
         self._stamps = count(1)
         self._waiting_names: dict[str, list[bytes]] = {}
+        self._events: CacheEvents | None = None
+        self._told_group = next((group for group, window in self.windows.items() if window is None), next(iter(groups)))
+        """The page group that the events are about."""
         self.peak = 0
         """Maximum number of pages held at once, over all groups. To measure a run, set it to zero first."""
 
@@ -224,6 +228,9 @@ class Ledger:
         extend(lease.names, tokens[: full * self.page_size], self.page_size, request.params.cache_salt)
         for index in range(lease.named, full):
             self._name(lease, index, lease.names[index])
+        if self._events is not None:
+            begin = max(lease.named, lease.left[self._told_group])
+            self._events.stored(request, lease.names, begin, full, tokens)
         if request.draft_kv is not None:
             for index in range(lease.followed, followed):
                 self._name(lease, index, self._key(request, lease.names[index], tokens, index))
@@ -305,6 +312,14 @@ class Ledger:
         """Forget the prefix cache."""
         for pages in self._pages.values():
             pages.flush()
+        if self._events is not None:
+            self._events.cleared()
+
+    def tell(self, events: CacheEvents) -> None:
+        """Forget the prefix cache, and from now on tell `events` what it gains and loses."""
+        self._events = events
+        self._pages[self._told_group].on_forget = events.removed
+        self.flush()
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise RuntimeError naming the leak unless free + cached + held == total in every group, every lease belongs

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 class Pages:
@@ -27,6 +27,8 @@ class Pages:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._page_of: dict[bytes, int] = {}
         self._hashes_of: dict[int, list[bytes]] = {}
+        self.on_forget: Callable[[bytes], None] | None = None
+        """Called with each hash by which an evicted page could be found."""
 
     @property
     def free(self) -> int:
@@ -140,3 +142,5 @@ class Pages:
     def _forget(self, page: int) -> None:
         for digest in self._hashes_of.pop(page):
             del self._page_of[digest]
+            if self.on_forget is not None:
+                self.on_forget(digest)

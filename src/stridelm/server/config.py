@@ -12,6 +12,7 @@ from pathlib import Path
 from stridelm.chat.formats import check_formats
 from stridelm.config import EngineConfig
 from stridelm.server.draft_limits import DraftLimits
+from stridelm.server.kv_events import KVEventsConfig, read_kv_events_config
 from stridelm.values import check_flag, option, settle_number
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,11 @@ class ServerConfig:
     max_prompt_scores: int = option(
         1 << 21, "maximum prompt log-probabilities per request: prompt tokens x most likely tokens x samples"
     )
+    kv_events_config: str | None = option(
+        None,
+        "JSON that has the prefix cache's changes published over ZeroMQ, for routers (vLLM's name and keys): "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}, also replay_endpoint, topic, ...',
+    )
     access_log: bool = option(True, "log a line for each request, with its acceptance")
     log_json: bool = option(False, "write log lines as JSON objects")
 
@@ -155,6 +161,7 @@ class ServerConfig:
                 f"api_server_count {self.api_server_count}: each process needs one of max_connections "
                 f"{self.max_connections}; raise that, or lower the count"
             )
+        _ = self.kv_events  # raises if it is not valid
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise ValueError(f"chat_template {self.chat_template} is not a file; name one that holds a Jinja template")
 
@@ -163,6 +170,8 @@ class ServerConfig:
     def resolve(self, engine: EngineConfig, cores: int | None = None) -> ServerConfig:
         """With the number of front-end processes chosen. cores: that this process may use; by default what the system
         says."""
+        if self.kv_events is not None and not engine.enable_prefix_caching:
+            raise ValueError("kv_events_config would have no effect without enable_prefix_caching; leave it out")
         if self.api_server_count is not None:
             return self
         cores = len(os.sched_getaffinity(0)) if cores is None else cores
@@ -178,6 +187,11 @@ class ServerConfig:
         """The model's names in requests; answers have the first."""
         own = "built-in" if model is None else Path(model).resolve().name
         return tuple(self.served_model_name or (own,))
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """How the prefix cache's events are published; None if they are not."""
+        return None if self.kv_events_config is None else read_kv_events_config(self.kv_events_config)
 
     @property
     def draft_limits(self) -> DraftLimits:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import zmq
 
+from stridelm.cache.events import CacheEvents
 from stridelm.config import EngineConfig
 from stridelm.draft import DRAFTERS
 from stridelm.draft.settle import best_drafter
@@ -27,6 +28,7 @@ from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.run.malloc import TIDY_S, give_back_memory, share_arenas
 from stridelm.server.compile_line import CompileLine
 from stridelm.server.draft_limits import DraftLimits
+from stridelm.server.kv_events import KVEventPublisher
 from stridelm.server.lifeline import end_with
 from stridelm.server.logs import set_up_logging
 from stridelm.server.messages import (
@@ -91,8 +93,15 @@ def main() -> None:
 
 
 def _load(orders: Orders, receiver: zmq.Socket[bytes], outlets: Outlets) -> Loop | None:
+    publisher = None
     try:
-        engine = start(EngineConfig(**orders.config))
+        config = EngineConfig(**orders.config)
+        events = CacheEvents(config.page_size)
+        if orders.kv_events is not None:  # before anything is loaded: an endpoint that is taken is reported at once
+            publisher = KVEventPublisher(orders.kv_events, events)
+        engine = start(config)
+        if publisher is not None:
+            engine.ledger.tell(events)
     except Exception as error:
         if not isinstance(error, ValueError):
             logger.exception("the engine could not be loaded")
@@ -100,7 +109,7 @@ def _load(orders: Orders, receiver: zmq.Socket[bytes], outlets: Outlets) -> Loop
         return None
     freeze_heap()
     outlets.send("", _facts(engine))
-    return Loop(engine, receiver, outlets, orders.parent, orders.limits)
+    return Loop(engine, receiver, outlets, orders.parent, orders.limits, publisher)
 
 
 def _facts(engine: Engine) -> Ready:
@@ -136,8 +145,10 @@ class Loop:
         outlets: Outlets,
         parent: int,
         limits: DraftLimits | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         self.engine = engine
+        self._kv_events = kv_events
         self._limits = limits
         self._receiver = receiver
         self._outlets = outlets
@@ -148,6 +159,7 @@ class Loop:
         self._rids: dict[str, set[tuple[str, str]]] = {}
         """Group -> tenants and names of its samples. A group that is no longer open is dropped when the next comes."""
         self._reported = self._beaten = 0.0
+        self._emitted = 0  # tokens, by the last report
         self._tidied = time.monotonic()
         self._settled = False
         """Whether the last report was of an idle engine: nothing changes until a message arrives."""
@@ -160,7 +172,11 @@ class Loop:
             self._release()
             deltas = self._step() if self.engine.busy else []
             self._outlets.emit(deltas, self._report())
+            if self._kv_events is not None:
+                self._kv_events.publish()
             self._tidy()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -342,8 +358,9 @@ class Loop:
         now, idle = time.monotonic(), not self.engine.busy and not self._grammars.waiting
         if (idle and self._settled) or (not idle and now - self._reported < REPORT_S):
             return None
-        self._reported, self._settled = now, idle
         engine = self.engine
+        emitted, since = engine.stats.emitted - self._emitted, now - self._reported
+        self._emitted, self._reported, self._settled = engine.stats.emitted, now, idle
         return Report(
             stats=engine.stats,
             running=len(engine.queue.running),
@@ -351,6 +368,9 @@ class Loop:
             open=self._open(),
             pages=engine.ledger.counts(),
             row_budget=engine.steps.planner.rows.now,
+            page_size=engine.ledger.page_size,
+            pending_tokens=sum(max(one.known - one.computed - one.rows_in_flight - 1, 0) for one in engine.queue),
+            tokens_per_s=0.0 if idle else max(emitted, 0) / since,
         )
 
     def _tidy(self) -> None:

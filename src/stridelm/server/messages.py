@@ -16,6 +16,7 @@ from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.engine.stats import EngineStats
 from stridelm.params import SamplingParams, Speculation
 from stridelm.server.draft_limits import DraftLimits
+from stridelm.server.kv_events import KVEventsConfig
 from stridelm.text.spans import Span
 from stridelm.types import Logprob
 
@@ -36,6 +37,7 @@ class Orders(msgspec.Struct):
     log_level: int = logging.WARNING
     log_json: bool = False
     limits: DraftLimits | None = None
+    kv_events: KVEventsConfig | None = None
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -246,6 +248,12 @@ class Report(msgspec.Struct, array_like=True):
     """Page group -> numbers of pages that are free, cached (kept only for their prefix) and held."""
     row_budget: int
     """Maximum rows of a step now."""
+    page_size: int = 0
+    pending_tokens: int = 0
+    """Tokens of requests, running or waiting, that are to be read before they decode, cached ones included while they
+    wait."""
+    tokens_per_s: float = 0.0
+    """Emitted since the previous report; 0 when idle."""
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True):

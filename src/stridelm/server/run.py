@@ -62,6 +62,7 @@ def supervised(config: ServerConfig, engine: EngineConfig, metrics: Metrics) -> 
         restarted=metrics.restarted,
         log_json=config.log_json,
         limits=config.draft_limits,
+        kv_events=config.kv_events,
     )
 
 

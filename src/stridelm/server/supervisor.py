@@ -25,6 +25,7 @@ from stridelm.server.draft_limits import DraftLimits
 from stridelm.server.engine_client import EngineClient
 from stridelm.server.errors import unavailable
 from stridelm.server.generation import Generation
+from stridelm.server.kv_events import KVEventsConfig
 from stridelm.server.messages import Failed, Orders, Ready, Report, Stop
 from stridelm.server.socket_directory import SocketDirectory
 
@@ -57,6 +58,7 @@ class Supervisor:
         restarted: Callable[[], None],
         log_json: bool = False,
         limits: DraftLimits | None = None,
+        kv_events: KVEventsConfig | None = None,
     ) -> None:
         """Raises ValueError if temporary files have no place where sockets can be."""
         self.config = config
@@ -68,7 +70,7 @@ class Supervisor:
         """The engine's last one; None while there is no engine."""
         self._max_restarts, self._timeout_s = max_restarts, timeout_s
         self._watch, self._heard, self._log_json = watch, heard, log_json
-        self._limits = limits
+        self._limits, self._kv_events = limits, kv_events
         self._gone, self._restarted = gone, restarted
         self._deaths: deque[float] = deque()
         self._sockets = SocketDirectory()
@@ -143,6 +145,7 @@ class Supervisor:
             log_level=logging.getLogger().level,
             log_json=self._log_json,
             limits=self._limits,
+            kv_events=self._kv_events,
         )
         command = (sys.executable, "-m", "stridelm.server.engine_process")
         # In a session of its own, so that Ctrl-C reaches only the HTTP process.

@@ -100,6 +100,7 @@ class Parent:
             restarted=self._on_engine_restarted,
             log_json=config.log_json,
             limits=config.draft_limits,
+            kv_events=config.kv_events,
         )
         opening = Opening(
             server=asdict(config),
