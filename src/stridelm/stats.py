@@ -33,6 +33,8 @@ class RequestStats:
     """What a request has cost and gained so far. Times are seconds on `time.perf_counter`'s clock."""
 
     arrived_s: float = 0.0
+    admitted_s: float | None = None
+    """When it first left the queue."""
     first_token_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0

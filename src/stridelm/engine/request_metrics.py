@@ -19,6 +19,7 @@ class RequestMetrics:
     simulated: acceptance was drawn at random, with a mean of acceptance_length tokens per step, and the tokens are not
         the model's.
     by_source: what became of drafts from each of the drafter's sources: one, unless it chooses between several.
+    queued_s: until it was first admitted; None if it never was.
     speculative_decoding: None unless `per_request_spec_decode_metrics` is summary or detailed and the request drafts.
     """
 
@@ -39,6 +40,7 @@ class RequestMetrics:
     simulated: bool
     depth: int
     speculative_decoding: SpecDecodeMetrics | None = None
+    queued_s: float | None = None
     by_source: Mapping[str, DraftCounts] = field(default_factory=dict)
 
     @classmethod
@@ -65,5 +67,6 @@ class RequestMetrics:
             simulated=rule.simulated,
             depth=spec.depth or 0,
             speculative_decoding=SpecDecodeMetrics.of(request),
+            queued_s=None if stats.admitted_s is None else stats.admitted_s - stats.arrived_s,
             by_source={source: replace(counts) for source, counts in stats.by_source.items()},
         )

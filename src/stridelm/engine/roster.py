@@ -67,6 +67,10 @@ class Roster:
 
     def _admit(self, request: Request) -> None:
         self.ledger.admit(request)
+        if request.stats.admitted_s is None:
+            request.stats.admitted_s = time.perf_counter()
+            self.stats.prompt += len(request.prompt_ids)
+            self.stats.cached_prompt += request.computed
         self.tokens.admit(request.slot, request.token_ids, request.computed)
         guide = None if request.params.structured_outputs is None else self.guide(request, self.mask_share)
         # The ids that `min_tokens` suppresses: end-of-text and the request's own stop ids.

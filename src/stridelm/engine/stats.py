@@ -16,6 +16,9 @@ class EngineStats:
     steps: int = 0
     rows: int = 0
     emitted: int = 0
+    prompt: int = 0
+    cached_prompt: int = 0
+    """Of the prompt tokens of admitted requests, those that were found in the prefix cache."""
     drafted: int = 0
     accepted: int = 0
     finished: int = 0

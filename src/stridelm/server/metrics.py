@@ -35,6 +35,7 @@ from stridelm.server.messages import Finish, Report
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 REASONS = ("stop", "length", "abort", "error")
+CACHE_LABELS = ("block_size", "num_gpu_blocks")
 PAGE_STATES = ("free", "cached", "held")
 
 # Upper bounds in seconds. The second list begins far below vLLM's: a step that emits eight tokens takes a millisecond.
@@ -44,6 +45,14 @@ BETWEEN = (
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
 WHOLE = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+
+PHASES = {
+    "queue_time": "From a sample's request until it was first admitted",
+    "prefill_time": "From there to its first tokens",
+    "decode_time": "From its first tokens to its last",
+    "inference_time": "From when it was first admitted to its last tokens",
+}
+"""Parts of the time of a sample, as in vLLM."""
 
 SPECULATION = ("drafter", "acceptance", "lossless")
 """Labels: how samples were drafted, by which rule drafts were accepted, and whether that rule is lossless."""
@@ -175,6 +184,9 @@ class Metrics(Collector):
         self._whole = self._histogram(
             "request_latency", "From the request to a sample's end", WHOLE, ("finished_reason",)
         )
+        self._phases = {phase: self._histogram(f"request_{phase}", what, WHOLE) for phase, what in PHASES.items()}
+        for phase in self._phases.values():
+            phase.labels()
         self._finished = self._counter("requests_finished", "Samples that ended", "finished_reason")
         self._preempted = self._counter("requests_preempted", "Ended samples that had been preempted at least once")
         self._refused = self._counter("requests_refused", "HTTP answers other than 200", "status")
@@ -203,6 +215,7 @@ class Metrics(Collector):
         self._waiting = self._gauge("requests_waiting", "Samples that are waiting")
         self._pages = self._gauge("kv_pages", "KV pages; cached ones are kept only for their prefix", "group", "state")
         self._usage = self._gauge("kv_usage_ratio", "Share of the KV pages that samples hold, in the fullest group")
+        self._cache = self._gauge("cache_config_info", "1, with the layout of the KV cache", *CACHE_LABELS)
         self._rows = self._gauge(
             "engine_row_budget", "Maximum rows of a step: fewer than max_num_batched_tokens while memory is short"
         )
@@ -240,21 +253,27 @@ class Metrics(Collector):
             ("num_requests_running", self._running, ()),
             ("num_requests_waiting", self._waiting, ()),
             ("kv_cache_usage_perc", self._usage, ()),
+            ("gpu_cache_usage_perc", self._usage, ()),
+            ("cache_config_info", self._cache, CACHE_LABELS),
             ("prompt_tokens", self._prompt, ()),
             ("generation_tokens", self._generated, ()),
             ("prefix_cache_queries", self._prompt, ()),
             ("prefix_cache_hits", self._cached, ()),
+            ("gpu_prefix_cache_queries", self._prompt, ()),
+            ("gpu_prefix_cache_hits", self._cached, ()),
             ("num_preemptions", self._engine["preemptions"], ()),
             ("request_success", self._finished, ("finished_reason",)),
             ("time_to_first_token_seconds", first, ()),
             ("inter_token_latency_seconds", between, ()),
             ("e2e_request_latency_seconds", self._whole, ()),
+            *((f"request_{phase}_seconds", histogram, ()) for phase, histogram in self._phases.items()),
             ("spec_decode_num_drafts", self._drafts, ()),
             ("spec_decode_num_draft_tokens", self._drafted, ()),
             ("spec_decode_num_accepted_tokens", self._accepted, ()),
             ("spec_decode_num_accepted_tokens_per_pos", self._accepted_at, ("position",)),
         )
-        """vLLM's name, the collector that it exports, and the labels that are kept."""
+        """vLLM's name, the collector that it exports, and the labels that are kept. Those with gpu_ are older, and
+        still read by routers."""
 
     def watch(self, generation: Generation, index: int, chunk: Chunk, now: float) -> None:
         """Count a step's output for the sample of this index. now: time.monotonic().
@@ -285,6 +304,8 @@ class Metrics(Collector):
         self._waiting.set(report.waiting)
         self._rows.set(report.row_budget)
         self._missing.set(report.stats.missing_graphs)
+        self._cache.clear()
+        self._cache.labels(str(report.page_size), str(max(pages["total"] for pages in report.pages.values()))).set(1)
         usage = 0.0
         for group, pages in report.pages.items():
             for state in PAGE_STATES:
@@ -313,6 +334,7 @@ class Metrics(Collector):
             gauge.set(0)
         self._gain.set(math.nan)
         self._pages.clear()
+        self._cache.clear()
         self._before = dict.fromkeys(ENGINE_COUNTS, 0)
         for following in (self._uncaptured, self._depths, self._draft_rows, *self._foreseen):
             following.forget()
@@ -364,9 +386,17 @@ class Metrics(Collector):
         for name, source, kept in self._vllm:
             for family in source.collect():
                 yield _shown(family, f"vllm:{name}", with_engine, kept)
+        [asked], [found] = (next(iter(counter.collect())).samples[:1] for counter in (self._prompt, self._cached))
+        rate = Metric("vllm:gpu_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache", "gauge")
+        rate.add_sample(rate.name, with_engine, found.value / max(asked.value, 1))
+        yield rate
 
     def _end(self, finish: Finish, seconds: float, tokens: int) -> None:
         self._whole.labels(finish.reason).observe(seconds)
+        queued, first, last = finish.metrics.queued_s, finish.metrics.ttft_s, finish.metrics.latency_s
+        if queued is not None and first is not None and last is not None:
+            for phase, spent in zip(PHASES, (queued, first - queued, last - first, last - queued), strict=True):
+                self._phases[phase].labels().observe(spent)
         self._finished.labels(finish.reason).inc()
         self._cached.inc(finish.metrics.cached_tokens)
         if finish.metrics.preemptions:

@@ -41,12 +41,23 @@ NAMES = {
     "stride_inter_token_latency_seconds_sum": "vllm:inter_token_latency_seconds_sum",
     "stride_request_latency_seconds_count": "vllm:e2e_request_latency_seconds_count",
     "stride_requests_finished_total": "vllm:request_success_total",
+    "stride_request_queue_time_seconds_sum": "vllm:request_queue_time_seconds_sum",
+    "stride_request_prefill_time_seconds_sum": "vllm:request_prefill_time_seconds_sum",
+    "stride_request_decode_time_seconds_sum": "vllm:request_decode_time_seconds_sum",
+    "stride_request_inference_time_seconds_sum": "vllm:request_inference_time_seconds_sum",
     "stride_spec_drafts_total": "vllm:spec_decode_num_drafts_total",
     "stride_spec_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
     "stride_spec_accepted_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
     "stride_spec_accepted_per_position_total": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
 }
 """Stride's name -> vLLM's for the same metric."""
+OLDER = {
+    "stride_kv_usage_ratio": "vllm:gpu_cache_usage_perc",
+    "stride_prompt_tokens_total": "vllm:gpu_prefix_cache_queries_total",
+    "stride_cached_prompt_tokens_total": "vllm:gpu_prefix_cache_hits_total",
+    "stride_cache_config_info": "vllm:cache_config_info",
+}
+"""Further names of vLLM's."""
 
 
 @pytest.fixture
@@ -75,6 +86,7 @@ def cost(**changes: Any) -> RequestMetrics:
         "latency_s": 1.0,
         "cached_tokens": 16,
         "preemptions": 0,
+        "queued_s": 0.25,
         "seed": 0,
         "drafter": "ngram",
         "acceptance": "exact",
@@ -97,7 +109,7 @@ def report(held: int = 0, stats: EngineStats | None = None) -> Report:
         "full": {"free": 10 - held, "cached": 6, "held": held, "total": 16},
         "sliding": {"free": 4, "cached": 0, "held": 0, "total": 4},
     }
-    return Report(stats or EngineStats(), running=2, waiting=5, open=7, pages=pages, row_budget=512)
+    return Report(stats or EngineStats(), running=2, waiting=5, open=7, pages=pages, row_budget=512, page_size=32)
 
 
 def samples(metrics: Metrics) -> Iterator[Sample]:
@@ -194,6 +206,29 @@ def test_the_end_of_a_sample(metrics: Metrics) -> None:
     whole = "vllm:e2e_request_latency_seconds"
     assert value(metrics, f"{whole}_sum") == 7.0
     assert [value(metrics, f"{whole}_bucket", le=le) for le in ("0.75", "1.0", "2.5", "5.0", "+Inf")] == [0, 1, 2, 3, 3]
+
+
+def test_parts_of_a_samples_time(metrics: Metrics) -> None:
+    """As the engine measured them; none of a sample that was never admitted, or that got no token."""
+    generation = request(3)
+    metrics.watch(generation, *delta(1, 0, "stop", queued_s=0.125, ttft_s=0.5, latency_s=2.0), BEGAN + 2)
+    metrics.watch(generation, *delta(0, 1, "abort", queued_s=None, ttft_s=None, latency_s=None), BEGAN + 2)
+    metrics.watch(generation, *delta(0, 2, "abort", queued_s=0.5, ttft_s=None, latency_s=1.0), BEGAN + 2)
+    for part, seconds in (("queue", 0.125), ("prefill", 0.375), ("decode", 1.5), ("inference", 1.875)):
+        assert value(metrics, f"vllm:request_{part}_time_seconds_sum") == seconds
+        assert value(metrics, f"vllm:request_{part}_time_seconds_count") == 1
+
+
+def test_layout_and_hits_of_the_cache(metrics: Metrics) -> None:
+    """The page size and the pages of the largest group; nothing while there is no engine."""
+    assert value(metrics, "vllm:gpu_prefix_cache_hit_rate") == 0
+    metrics.heard(report())
+    assert value(metrics, "vllm:cache_config_info", block_size="32", num_gpu_blocks="16") == 1
+    metrics.prompt(64)
+    metrics.watch(request(), *delta(1, 0, "stop", cached_tokens=16), BEGAN + 1)
+    assert value(metrics, "vllm:gpu_prefix_cache_hit_rate") == 0.25
+    metrics.engine_down()
+    assert not [s for s in samples(metrics) if s.name == "vllm:cache_config_info"]
 
 
 @pytest.mark.parametrize("tokens", [0, 2])
@@ -367,7 +402,7 @@ def test_the_servers_own_counts(metrics: Metrics) -> None:
     assert value(metrics, "vllm:prefix_cache_queries_total") == 12
 
 
-@pytest.mark.parametrize(("ours", "theirs"), NAMES.items())
+@pytest.mark.parametrize(("ours", "theirs"), [*NAMES.items(), *OLDER.items()])
 def test_vllms_names_say_the_same(metrics: Metrics, ours: str, theirs: str) -> None:
     busy(metrics)
     assert total(metrics, ours) == total(metrics, theirs) > 0
@@ -376,7 +411,7 @@ def test_vllms_names_say_the_same(metrics: Metrics, ours: str, theirs: str) -> N
 def test_vllms_names_have_vllms_labels(metrics: Metrics) -> None:
     """Clients that take the one line with a name as the whole metric find one."""
     busy(metrics)
-    further = {"le", "finished_reason", "position"}
+    further = {"le", "finished_reason", "position", "block_size", "num_gpu_blocks"}
     theirs = [s for s in samples(metrics) if s.name.startswith("vllm:")]
     assert {frozenset(s.labels) - further for s in theirs} == {frozenset({"model_name", "engine"})}
     keys = [(s.name, *sorted(s.labels.items())) for s in theirs]
