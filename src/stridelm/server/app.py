@@ -17,12 +17,12 @@ from stridelm.server.callers import Keys
 from stridelm.server.elsewhere import no_method, no_route
 from stridelm.server.errors import ApiError
 from stridelm.server.middleware import OPEN_PATHS, RequestMiddleware
-from stridelm.server.openai import chat, completions, models
+from stridelm.server.openai import chat, completions, models, render
 from stridelm.server.openapi import complete
 from stridelm.server.origins import default_hosts
 from stridelm.server.replies import ClientGone, error_reply
 from stridelm.server.service import Service
-from stridelm.server.sglang import generate, info, texts
+from stridelm.server.sglang import generate, info, loads, texts
 from stridelm.server.validation import invalid
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def build_app(service: Service, salt: bytes | None = None) -> FastAPI:
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (completions, chat, models, generate, info, texts, ops, playground):
+    for part in (completions, chat, render, models, generate, info, loads, texts, ops, playground):
         app.include_router(part.router)
     complete(app.openapi())  # FastAPI caches the document
     freeze_heap()

@@ -5,8 +5,9 @@ Plain ASGI, because it wraps streams too.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -20,9 +21,11 @@ from stridelm.server.origins import check_host, check_origin
 from stridelm.server.replies import error_reply
 
 MIB = 1 << 20
+REQUEST_ID = re.compile("[!-~]{1,128}")
+"""Names of requests (X-Request-Id) that are taken in, logged and sent back; others are ignored."""
 LONGEST_ROUTE = 200
 """Characters of a path that are logged."""
-OPEN_PATHS = ("/", "/health", "/health_generate", "/metrics")
+OPEN_PATHS = ("/", "/health", "/ping", "/health_generate", "/metrics")
 """Routes that need no key, unless metrics are protected; the page itself asks for one."""
 
 
@@ -54,11 +57,15 @@ class RequestMiddleware:
         began = time.monotonic()
         status = 0
         state = scope.setdefault("state", {})  # where routes leave their generation
+        name = Headers(scope=scope).get("x-request-id", "")
+        state["request_id"] = name = name if REQUEST_ID.fullmatch(name) else ""
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if name:
+                    message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
             await send(message)
 
         try:
@@ -67,7 +74,7 @@ class RequestMiddleware:
             if status >= 400:
                 self._refused(status)
             if self._access_log:
-                self._log(scope, state.get("generation"), status, time.monotonic() - began)
+                self._log(scope, state, status, time.monotonic() - began)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -105,8 +112,9 @@ class RequestMiddleware:
 
         await self._app(scope, counted, send)
 
-    def _log(self, scope: Scope, generation: Generation | None, status: int, seconds: float) -> None:
-        cost = {} if generation is None else _cost(generation)
+    def _log(self, scope: Scope, state: Mapping[str, Any], status: int, seconds: float) -> None:
+        generation, name = state.get("generation"), state["request_id"]
+        cost = ({"request_id": name} if name else {}) | ({} if generation is None else _cost(generation))
         route = scope["path"][:LONGEST_ROUTE]
         fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         words = "".join(f" {name}={value}" for name, value in cost.items())

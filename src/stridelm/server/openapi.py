@@ -16,12 +16,13 @@ ERRORS = {
     "503": "The engine is being restarted, or the server is shutting down; try again after Retry-After seconds",
 }
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
+RENDERING = ("/v1/completions/render", "/v1/chat/completions/render")
 TEXTS = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
-TO_ENGINE = ("/health", "/health_generate", "/flush_cache", "/abort_request")
+TO_ENGINE = ("/health", "/ping", "/health_generate", "/flush_cache", "/abort_request")
 MORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GENERATING, ("404", "408", "429", "503")),
     "/v1/models/{name}": ("404",),
-    **dict.fromkeys(TEXTS, ("404", "429", "503")),
+    **dict.fromkeys((*RENDERING, *TEXTS), ("404", "429", "503")),
     **dict.fromkeys(TO_ENGINE, ("503",)),
     "/abort_request": ("429", "503"),
 }
@@ -30,6 +31,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GENERATING, ("application/json", "text/event-stream")),
     **dict.fromkeys(("/metrics", "/flush_cache"), ("text/plain",)),
     "/": ("text/html",),
+    "/v1/loads": ("application/json", "text/plain"),
     "/abort_request": (),
 }
 """Content types of a route's success, if not only JSON."""

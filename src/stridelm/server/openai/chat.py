@@ -41,7 +41,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, through the model's chat template."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    params = _params(body, service)
+    params = chat_params(body, service)
     tools = callable_tools(body, service.chat)
     with service.entering(params.n, caller_of(request)):
         prompt = await while_connected(request, conversation_ids(body, request))
@@ -51,7 +51,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
 
 
-def _params(body: ChatRequest, service: Service) -> SamplingParams:
+def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
     """Raises ApiError for parameters that cannot be served."""
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs would have no effect without logprobs; set logprobs too", "top_logprobs")

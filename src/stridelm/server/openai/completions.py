@@ -35,13 +35,13 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     """Complete one prompt or several."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    params = _params(body, service)
-    prompts = await _prompts(body, request)
+    params = completion_params(body, service)
+    prompts = await completion_prompts(body, request)
     asked = [Prompt(ids, params) for ids in prompts]
     return await reply(request, asked, _Answer(service, body, prompts, params), bool(body.stream))
 
 
-def _params(body: CompletionRequest, service: Service) -> SamplingParams:
+def completion_params(body: CompletionRequest, service: Service) -> SamplingParams:
     """Raises ApiError for parameters that cannot be served."""
     if body.suffix:
         raise bad_request("suffix: this server can only append to a text; leave suffix out", "suffix")
@@ -61,7 +61,7 @@ def _params(body: CompletionRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-async def _prompts(body: CompletionRequest, request: Request) -> list[array[int]]:
+async def completion_prompts(body: CompletionRequest, request: Request) -> list[array[int]]:
     """Each prompt's token ids. Raises ApiError for prompts that cannot be served."""
     many = asked_prompts(body)
     read = prompts_read(request)

@@ -30,8 +30,26 @@ PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "mod
 """Options that are secret, contain a path on the server, or are reported under another name."""
 
 FOR_CLIENTS = (
-    *("model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance", "context_length"),
-    *("max_depth", "max_draft_rows", "version", "dp_size", "tp_size", "internal_states"),
+    *(
+        "model_id",
+        "model_path",
+        "tokenizer_path",
+        "served_model_name",
+        "drafter",
+        "depth",
+        "acceptance",
+        "context_length",
+    ),
+    *(
+        "max_depth",
+        "max_draft_rows",
+        "block_size",
+        "max_total_tokens",
+        "max_running_requests",
+        "version",
+        "weight_version",
+    ),
+    *("dp_size", "tp_size", "pp_size", "disaggregation_mode", "is_embedding", "internal_states"),
 )
 """The fields of /server_info that callers other than operators get."""
 
@@ -87,6 +105,7 @@ async def server_info(request: Request) -> Response:
     answer = {
         **{name: value for name, value in options.items() if name not in PRIVATE},
         **_paths(service),
+        "model_id": service.names[0],
         "served_model_name": service.names[0],
         "drafter_model": [Path(path).name for path in engine.drafter_models],
         "drafter": ready.drafter,
@@ -98,9 +117,14 @@ async def server_info(request: Request) -> Response:
         "context_length": ready.context,
         "max_running_requests": engine.max_num_seqs,
         "max_prefill_tokens": engine.max_num_batched_tokens,
+        "block_size": ready.page_size,
         "max_total_tokens": ready.pages * ready.page_size,
         "dp_size": 1,
         "tp_size": 1,
+        "pp_size": 1,
+        "disaggregation_mode": "null",
+        "is_embedding": False,
+        "weight_version": "default",
         "version": __version__,
         "internal_states": [_state(service)],
     }
@@ -131,21 +155,6 @@ def _state(service: Service) -> dict[str, Any]:
         "drafted_tokens": stats.drafted,
         "accepted_tokens": stats.accepted,
     }
-
-
-@router.get("/get_load", response_model=None)
-async def load(request: Request) -> Response:
-    """The load, by which SGLang's router chooses a server."""
-    service: Service = request.app.state.service
-    report = service.report
-    held = 0 if report is None else max(pages["held"] for pages in report.pages.values())
-    answer = {
-        "dp_rank": 0,
-        "num_reqs": service.open_samples + service.peers.open_samples,
-        "num_waiting_reqs": 0 if report is None else report.waiting,
-        "num_tokens": held * service.ready.page_size,
-    }
-    return json_reply([answer])
 
 
 @router.post("/flush_cache", response_model=None)

@@ -149,8 +149,8 @@ def _packed(prompts: list[array[int]]) -> Read:
 
 Reading = Callable[[Any, PromptReader], tuple[dict[str, Any], Read]]
 FORMS: dict[str, tuple[TypeAdapter[Any], Reading]] = {
-    "/v1/completions": (TypeAdapter(CompletionRequest), _completions),
-    "/v1/chat/completions": (TypeAdapter(ChatRequest), _chat),
+    **dict.fromkeys(("/v1/completions", "/v1/completions/render"), (TypeAdapter(CompletionRequest), _completions)),
+    **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render"), (TypeAdapter(ChatRequest), _chat)),
     "/generate": (TypeAdapter(GenerateRequest), _generate),
     "/abort_request": (TypeAdapter(AbortRequest), _as_it_is),
     **dict.fromkeys(("/tokenize", "/v1/tokenize"), (TypeAdapter(Tokenize), _tokenize)),

@@ -1,0 +1,72 @@
+"""POST /v1/completions/render and /v1/chat/completions/render: the token ids that a request has, without running it, as
+in vLLM. Routers that know which prefixes a server has cached ask for them before they choose one."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.params import SamplingParams
+from stridelm.server.callers import caller_of
+from stridelm.server.large import LargeBodies
+from stridelm.server.messages import plain
+from stridelm.server.openai.chat import chat_params
+from stridelm.server.openai.completions import completion_params, completion_prompts
+from stridelm.server.openai.conversation import conversation_ids
+from stridelm.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
+from stridelm.server.openai.shared import check_model
+from stridelm.server.openai.tools import callable_tools, message_reading
+from stridelm.server.replies import PartsReply, listed, to_json, while_connected
+from stridelm.server.service import Service
+
+router = APIRouter(route_class=LargeBodies)
+
+
+@router.post("/v1/completions/render", response_model=None)
+async def render_completion(body: CompletionRequest, request: Request) -> Response:
+    """A list with an entry for each prompt."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    params = completion_params(body, service)
+    return PartsReply(listed(await rendered(body, request, await completion_prompts(body, request), params)))
+
+
+@router.post("/v1/chat/completions/render", response_model=None)
+async def render_chat(body: ChatRequest, request: Request) -> Response:
+    """The conversation's one prompt."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    params, tools = chat_params(body, service), callable_tools(body, service.chat)
+    with service.entering(params.n, caller_of(request)):
+        ids = await while_connected(request, conversation_ids(body, request))
+    params = message_reading(body, service.chat, tools, ids, params).params
+    return PartsReply(await rendered(body, request, [ids], params))
+
+
+async def rendered(
+    body: SamplingFields, request: Request, prompts: Sequence[array[int]], params: SamplingParams
+) -> list[bytes]:
+    """For each prompt the JSON of vLLM's GenerateRequest (entrypoints/scale_out/token_in_token_out/protocol.py). Its
+    id is the request's own, where the client gave one."""
+    service: Service = request.app.state.service
+    sampling = {name: value for name, value in plain(params).items() if name not in ("cache_salt", "priority")}
+    common: dict[str, Any] = {
+        "sampling_params": {**sampling, "n": params.n},
+        "model": service.names[0],
+        "stream": bool(body.stream),
+        "cache_salt": body.cache_salt,
+        "priority": params.priority,
+    }
+    base = request.state.request_id or secrets.token_hex(16)
+    entries = []
+    async with service.turns(caller_of(request).tenant) as turn:
+        for index, ids in enumerate(prompts):
+            name = f"{base}-{index}" if len(prompts) > 1 else base
+            entries.append(to_json({"request_id": name, "token_ids": ids.tolist(), "features": None, **common}))
+            await turn.breathe()
+    return entries
