@@ -28,8 +28,8 @@ class MessageParser:
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning: bool = True,
     ) -> None:
-        """opened: what the prompt has of the message already (ModelChat.opened). tools: as in OpenAI's API; without them
-        calls stay text. reasoning: False to leave that in the content."""
+        """opened: what the prompt has of the message already (ModelChat.opened). tools: as in OpenAI's API; without
+        them calls stay text. reasoning: False to leave that in the content."""
         self.reasoning_tokens = 0
         """Tokens of the reasoning, with its marks. A token that also has other text is not counted."""
         self.calls = 0
