@@ -161,7 +161,8 @@ def _text(part: Any) -> str:
         text = part.get("refusal" if part["type"] == "refusal" else "text")
         if isinstance(text, str):
             return text
-    raise ValueError("this model reads only text; leave other parts out")
+    kind = str(part.get("type"))[:64] if isinstance(part, dict) else "no object"
+    raise ValueError(f"this model reads only text; leave out parts of other types ({kind})")
 
 
 def _parsed(arguments: Any) -> Any:

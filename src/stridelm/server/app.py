@@ -13,6 +13,7 @@ from starlette.responses import Response
 from stridelm import __version__
 from stridelm.heap import freeze_heap
 from stridelm.server import ops, playground
+from stridelm.server.anthropic import route as messages
 from stridelm.server.callers import Keys
 from stridelm.server.elsewhere import no_method, no_route
 from stridelm.server.errors import ApiError
@@ -21,6 +22,7 @@ from stridelm.server.openai import chat, completions, models, render
 from stridelm.server.openapi import complete
 from stridelm.server.origins import default_hosts
 from stridelm.server.replies import ClientGone, error_reply
+from stridelm.server.responses import route as responses
 from stridelm.server.service import Service
 from stridelm.server.sglang import generate, info, loads, texts
 from stridelm.server.validation import invalid
@@ -36,7 +38,8 @@ def build_app(service: Service, salt: bytes | None = None) -> FastAPI:
     config = service.config
     app = FastAPI(title="Stride", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (completions, chat, render, models, generate, info, loads, texts, ops, playground):
+    chats = (chat, responses, messages)
+    for part in (completions, *chats, render, models, generate, info, loads, texts, ops, playground):
         app.include_router(part.router)
     complete(app.openapi())  # FastAPI caches the document
     freeze_heap()
@@ -57,15 +60,15 @@ def build_app(service: Service, salt: bytes | None = None) -> FastAPI:
     return app
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_reply(error)
+    return error_reply(error, request.url.path)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     """pydantic's messages without the input, which may be a prompt."""
     assert isinstance(error, RequestValidationError)
-    return error_reply(invalid(error.errors()))
+    return error_reply(invalid(error.errors()), request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -75,14 +78,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return no_method(request.app, request, error)
     if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
-        return error_reply(error.__cause__)
-    return error_reply(ApiError(error.status_code, str(error.detail)))
+        return error_reply(error.__cause__, request.url.path)
+    return error_reply(ApiError(error.status_code, str(error.detail)), request.url.path)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=NOBODY)
 
 
-async def _fault(_: Request, error: Exception) -> Response:
+async def _fault(request: Request, error: Exception) -> Response:
     logger.error("a request failed", exc_info=error)
-    return error_reply(ApiError(500, "internal server error; see the server's log", kind="server_error"))
+    fault = ApiError(500, "internal server error; see the server's log", kind="server_error")
+    return error_reply(fault, request.url.path)

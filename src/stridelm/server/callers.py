@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 
@@ -60,6 +61,12 @@ class Keys:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.new(self._salt, key, hashlib.sha256).digest()
+
+
+def authorization_of(headers: Headers) -> str:
+    """The header with a request's key: Authorization, or else x-api-key, which Anthropic's clients send."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {key}" if key else "")
 
 
 def network_of(address: str) -> str:

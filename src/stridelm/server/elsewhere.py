@@ -18,8 +18,10 @@ INSTEAD = {
     "/v1/embeddings /v1/embed /embed /api/embed /api/embeddings /pooling": "embeddings need another model and server",
     "/v1/rerank /v2/rerank /rerank /v1/score /score /v1/classify /classify": "ratings need another model and server",
     "/v1/audio /v1/images /v1/videos /v1/realtime": "the model reads and writes only text; use /v1/chat/completions",
+    "/v1/responses": "nothing is stored, so there is none to fetch or cancel; send all input to POST /v1/responses",
     "/v1/assistants /v1/threads /v1/conversations": "nothing is stored; send it all to /v1/chat/completions",
     "/v1/batches /v1/files": "requests that are sent at once share batches; send each by itself, or use LLM.generate",
+    "/v1/messages/batches": "requests that are sent at once share batches; send each by itself to /v1/messages",
     "/api/chat": "this is not Ollama's API; use /v1/chat/completions",
     "/api/generate": "this is not Ollama's API; use /v1/completions",
     "/api/tags": "this is not Ollama's API; use /v1/models",
@@ -38,7 +40,7 @@ def no_route(app: FastAPI, request: Request) -> Response:
         by_method.setdefault(" or ".join(methods).upper(), []).append(route)
     listed = "; ".join(f"{methods} {', '.join(paths)}" for methods, paths in by_method.items())
     what = f"there is no route {request.method} {path[:LONGEST_PATH]}{''.join(hints[:1])}. Routes: {listed}"
-    return error_reply(ApiError(404, what, code="unknown_url", longest=MAX_MESSAGE))
+    return error_reply(ApiError(404, what, code="unknown_url", longest=MAX_MESSAGE), path)
 
 
 def no_method(app: FastAPI, request: Request, error: HTTPException) -> Response:
@@ -47,6 +49,6 @@ def no_method(app: FastAPI, request: Request, error: HTTPException) -> Response:
     one = (error.headers or {}).get("Allow", "").split(", ")  # of several routes with this path, the first one's
     allow = ", ".join(sorted(map(str.upper, app.openapi()["paths"].get(path, one))))
     what = f"{path[:LONGEST_PATH]} does not take {request.method}; use {allow}"
-    reply = error_reply(ApiError(405, what, code="method_not_allowed"))
+    reply = error_reply(ApiError(405, what, code="method_not_allowed"), path)
     reply.headers["allow"] = allow
     return reply

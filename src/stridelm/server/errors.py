@@ -11,6 +11,19 @@ from typing import Any
 LONGEST = 500
 """Characters of a message. It may quote input, whose end is as informative as its beginning."""
 CUT = " [...] "
+MESSAGES = "/v1/messages"
+"""Where errors have Anthropic's form: https://docs.claude.com/en/api/errors."""
+ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Its types by status; others are invalid_request_error."""
 
 
 def bounded(text: str, longest: int = LONGEST) -> str:
@@ -49,6 +62,13 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """https://platform.openai.com/docs/guides/error-codes/api-errors"""
         return {"error": self._error}
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """In the form that errors have at this path."""
+        if not f"{path}/".startswith(f"{MESSAGES}/"):
+            return self.body
+        kind = ANTHROPIC.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self._error["message"]}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -185,7 +205,7 @@ def answer_too_large(limit: int) -> ApiError:
 def unauthorised() -> ApiError:
     return ApiError(
         401,
-        "this server requires an API key: send it as 'Authorization: Bearer KEY'",
+        "this server requires an API key: send it as 'Authorization: Bearer KEY', or 'x-api-key: KEY'",
         kind="authentication_error",
         code="invalid_api_key",
     )

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stridelm.server.callers import NOBODY, Keys
+from stridelm.server.callers import NOBODY, Keys, authorization_of
 from stridelm.server.errors import ApiError, busy, too_large, unauthorised
 from stridelm.server.generation import Generation
 from stridelm.server.logs import ACCESS
@@ -81,7 +81,7 @@ class RequestMiddleware:
         try:
             check_host(headers, scope["http_version"], self._hosts)
             address, _ = scope.get("client") or ("", 0)
-            caller = self._keys.caller(headers.get("authorization", ""), address)
+            caller = self._keys.caller(authorization_of(headers), address)
             if caller is None:
                 if scope["path"] not in self._open_paths:
                     raise unauthorised()
@@ -91,13 +91,13 @@ class RequestMiddleware:
             if admit is not None and not admit(caller.tenant):
                 raise busy()
         except ApiError as error:
-            await error_reply(error)(scope, receive, send)
+            await error_reply(error, scope["path"])(scope, receive, send)
             return
         scope["state"] |= {"caller": caller, "tenant": caller.tenant}
         limit = self._max_body_mib * MIB
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > limit:
-            await error_reply(too_large(self._max_body_mib))(scope, receive, send)
+            await error_reply(too_large(self._max_body_mib), scope["path"])(scope, receive, send)
             return
         taken = 0
 

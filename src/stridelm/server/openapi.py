@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stridelm.server.errors import MESSAGES
+
 ERRORS = {
     "400": "The request cannot be served as it stands; the message says what to change",
     "401": "The server requires an API key, and the request has none or another",
@@ -15,9 +17,9 @@ ERRORS = {
     "429": "Too many samples are open, or too many large requests are being read; try again after Retry-After seconds",
     "503": "The engine is being restarted, or the server is shutting down; try again after Retry-After seconds",
 }
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/generate")
-RENDERING = ("/v1/completions/render", "/v1/chat/completions/render")
-TEXTS = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES, "/generate")
+RENDERING = ("/v1/completions/render", "/v1/chat/completions/render", f"{MESSAGES}/render")
+TEXTS = (f"{MESSAGES}/count_tokens", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
 TO_ENGINE = ("/health", "/ping", "/health_generate", "/flush_cache", "/abort_request")
 MORE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GENERATING, ("404", "408", "429", "503")),
@@ -40,10 +42,10 @@ _WORD = {"type": ["string", "null"]}
 _FAULT = {
     "type": "object",
     "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _WORD, "code": _WORD},
-    "required": ["message", "type", "param", "code"],
+    "required": ["message", "type"],
 }
 ERROR = {"type": "object", "properties": {"error": _FAULT}, "required": ["error"]}
-"""The body of every error (errors.py)."""
+"""The body of every error (errors.py); in Anthropic's form (/v1/messages) it has no param and code."""
 
 
 def complete(document: dict[str, Any]) -> None:

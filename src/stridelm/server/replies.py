@@ -55,13 +55,18 @@ def listed(items: Sequence[bytes]) -> list[bytes]:
     return [*parts[:-1], b"]"] if items else [b"[]"]
 
 
-def error_reply(error: ApiError) -> Response:
-    return json_reply(error.body, error.status, error.headers)
+def error_reply(error: ApiError, path: str = "") -> Response:
+    """path: of the request; under some, errors have another form than OpenAI's."""
+    return json_reply(error.body_at(path), error.status, error.headers)
 
 
 def event(content: Any) -> bytes:
     """One server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     return b"data: " + to_json(content) + b"\n\n"
+
+
+def named_event(name: str, content: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(content))
 
 
 class ClientGone(Exception):
@@ -86,16 +91,24 @@ class Streamed(Protocol):
 
 
 class EventStream(Response):
-    """Sends an answer's events as its output arrives. If it fails, the error is the last event. `close` is called at
-    the end, to release the generation. If the client disconnects, that is at once, whether or not there is anything to
-    send."""
+    """Sends an answer's events as its output arrives. If it fails, the error is the last event, made by `failed`.
+    `close` is called at the end, to release the generation. If the client disconnects, that is at once, whether or not
+    there is anything to send. end: what follows the last event."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, answer: Streamed, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        answer: Streamed,
+        close: Callable[[], None],
+        failed: Callable[[ApiError], bytes] = lambda error: event(error.body),
+        end: bytes = DONE,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._generation, self._answer, self._close = generation, answer, close
+        self._failed, self._end = failed, end
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", "transfer-encoding": "chunked"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,10 +125,10 @@ class EventStream(Response):
             await self._generation.read_by(_Writer(self._answer, wire))
             last = self._answer.closing()
         except ApiError as error:
-            last = event(error.body)
+            last = self._failed(error)
         finally:
             wire.on_writable = nothing
-        await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": last + self._end, "more_body": False})
 
 
 class _Writer:

@@ -29,6 +29,7 @@ from stridelm.server.openai.tools import MessageReading, callable_tools, message
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
+from stridelm.text.tokenizer import Tokenizer
 
 FED = 256
 """Tokens of a whole message that are parsed at a time."""
@@ -39,16 +40,21 @@ router = APIRouter(route_class=LargeBodies)
 @router.post("/v1/chat/completions", response_model=None)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, through the model's chat template."""
+    prompt, reading = await prepare(body, request)
+    stream = bool(body.stream)
+    answer = _Answer(request.app.state.service, body, prompt, reading, stream)
+    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
+
+
+async def prepare(body: ChatRequest, request: Request) -> tuple[array[int], MessageReading]:
+    """The conversation's token ids, and how its answer is read. Raises ApiError for what cannot be served."""
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = chat_params(body, service)
     tools = callable_tools(body, service.chat)
     with service.entering(params.n, caller_of(request)):
         prompt = await while_connected(request, conversation_ids(body, request))
-    stream = bool(body.stream)
-    reading = message_reading(body, service.chat, tools, prompt, params)
-    answer = _Answer(service, body, prompt, reading, stream)
-    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
+    return prompt, message_reading(body, service.chat, tools, prompt, params)
 
 
 def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -150,15 +156,16 @@ class _Answer(Events):
         """The chat API's log-probabilities: an entry per position."""
         if not self._body.logprobs or scores is None:
             return None
-        top = self._body.top_logprobs or 0
-        return {
-            "content": [
-                {**_entry(entry[0], span_of(entry).data), "top_logprobs": self._top(entry, top)} for entry in scores
-            ]
-        }
+        return {"content": scored(scores, self._body.top_logprobs or 0, self._tokenizer)}
 
-    def _top(self, entry: Scores, top: int) -> list[dict[str, Any]]:
-        return [_entry(one, self._tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
+
+def scored(scores: Sequence[Scores], top: int, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """An entry per position, with its `top` likeliest tokens."""
+
+    def alternatives(entry: Scores) -> list[dict[str, Any]]:
+        return [_entry(one, tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
+
+    return [{**_entry(entry[0], span_of(entry).data), "top_logprobs": alternatives(entry)} for entry in scores]
 
 
 def _reason(finish: Finish, parser: MessageParser | None) -> str:

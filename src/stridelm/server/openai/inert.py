@@ -6,7 +6,8 @@ an answer, accepted with the values that ask for what is done anyway, and refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -96,7 +97,15 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "enable_thinking thinking reasoning": ("use reasoning_effort, or chat_template_kwargs",),
 }
 """Names -> what to do instead, then values that ask for what is done anyway; null is always one."""
-UNSUPPORTED = {name: row for names, row in TABLE.items() for name in names.split()}
+Rows = Mapping[str, tuple[Any, ...]]
+
+
+def by_name(table: Rows) -> dict[str, tuple[Any, ...]]:
+    """The table with a row for each name."""
+    return {name: row for names, row in table.items() for name in names.split()}
+
+
+UNSUPPORTED = by_name(TABLE)
 """By name. Some are fields of one of the routes, which reads them itself."""
 
 
@@ -109,20 +118,22 @@ def _text_alone(modalities: Any) -> Any:
 class InertFields(Body):
     """None of these is read, except service_tier, which is always answered in the same way."""
 
+    refused: ClassVar[Rows] = {}
+    """More of them, which may be fields of other routes."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_unsupported(cls, data: Any) -> Any:
-        """The body without `UNSUPPORTED` parameters. Raises ApiError if one of them would have an effect."""
+        """The body without unsupported parameters. Raises ApiError if one of them would have an effect."""
         if not isinstance(data, dict):
             return data
         kept = dict[str, Any]()
         for name, value in data.items():
-            if name in cls.model_fields or name not in UNSUPPORTED:
+            row = cls.refused.get(name, () if name in cls.model_fields else UNSUPPORTED.get(name, ()))
+            if not row:
                 kept[name] = value
-                continue
-            instead, *inert = UNSUPPORTED[name]
-            if value is not None and not any(_same(value, one) for one in inert):
-                raise bad_request(f"{name}: {instead}", name)
+            elif value is not None and not any(_same(value, one) for one in row[1:]):
+                raise bad_request(f"{name}: {row[0]}", name)
         return kept
 
     user: str | None = None

@@ -15,13 +15,11 @@ from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.large import LargeBodies
 from stridelm.server.messages import plain
-from stridelm.server.openai.chat import chat_params
+from stridelm.server.openai.chat import prepare
 from stridelm.server.openai.completions import completion_params, completion_prompts
-from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
 from stridelm.server.openai.shared import check_model
-from stridelm.server.openai.tools import callable_tools, message_reading
-from stridelm.server.replies import PartsReply, listed, to_json, while_connected
+from stridelm.server.replies import PartsReply, listed, to_json
 from stridelm.server.service import Service
 
 router = APIRouter(route_class=LargeBodies)
@@ -39,13 +37,8 @@ async def render_completion(body: CompletionRequest, request: Request) -> Respon
 @router.post("/v1/chat/completions/render", response_model=None)
 async def render_chat(body: ChatRequest, request: Request) -> Response:
     """The conversation's one prompt."""
-    service: Service = request.app.state.service
-    check_model(service, body.model)
-    params, tools = chat_params(body, service), callable_tools(body, service.chat)
-    with service.entering(params.n, caller_of(request)):
-        ids = await while_connected(request, conversation_ids(body, request))
-    params = message_reading(body, service.chat, tools, ids, params).params
-    return PartsReply(await rendered(body, request, [ids], params))
+    ids, reading = await prepare(body, request)
+    return PartsReply(await rendered(body, request, [ids], reading.params))
 
 
 async def rendered(

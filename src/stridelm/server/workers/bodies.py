@@ -15,6 +15,9 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from stridelm.server.anthropic.route import counted
+from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest
+from stridelm.server.anthropic.schemas import as_chat as message_as_chat
 from stridelm.server.body import parsed
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.openai.completions import asked_prompts
@@ -22,6 +25,8 @@ from stridelm.server.openai.conversation import conversation_text
 from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
 from stridelm.server.prompts import PromptReader
 from stridelm.server.replies import to_json
+from stridelm.server.responses.schemas import ResponsesRequest
+from stridelm.server.responses.schemas import as_chat as response_as_chat
 from stridelm.server.sglang.generate import asked_prompts as native_prompts
 from stridelm.server.sglang.schemas import (
     AbortRequest,
@@ -45,6 +50,7 @@ MAX_REPLY = 16 << 20
 """Maximum bytes of an answer that a worker makes."""
 CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "chat_template_kwargs": None}
 """Stubs of a conversation."""
+MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": ""}], "system": None, "chat_template_kwargs": None}
 
 
 def prepare(opening: bytes) -> Work:
@@ -113,6 +119,20 @@ def _chat(body: ChatRequest, reader: PromptReader) -> tuple[dict[str, Any], Read
     return {**CONVERSATION, "tools": _undescribed(body.tools)}, _packed(ids)
 
 
+def _response(body: ResponsesRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
+    _, result = _chat(response_as_chat(body), reader)
+    return {"input": "", "instructions": None, "tools": _bare(body.tools)}, result
+
+
+def _message(body: MessagesRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
+    _, result = _chat(message_as_chat(body), reader)
+    return {**MESSAGES, "tools": _bare(body.tools)}, result
+
+
+def _count(body: CountRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
+    return {**MESSAGES, "tools": None}, Read(reply=to_json(counted(body, reader)))
+
+
 def _tokenize(body: TokenizeRequest | TokenizeConversation, reader: PromptReader) -> tuple[dict[str, Any], Read]:
     stubs = {**CONVERSATION, "tools": None} if isinstance(body, TokenizeConversation) else {"prompt": ""}
     return stubs, Read(reply=to_json(told_tokens(body, reader)))
@@ -134,6 +154,11 @@ def _undescribed(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | N
     return [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
 
 
+def _bare(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The same of tools that are functions themselves."""
+    return [{key: one for key, one in tool.items() if key != "description"} for tool in tools or ()]
+
+
 def _stub(prompt: Any) -> Any:
     """The same number of prompts in the same form, but empty."""
     if isinstance(prompt, str):
@@ -151,6 +176,9 @@ Reading = Callable[[Any, PromptReader], tuple[dict[str, Any], Read]]
 FORMS: dict[str, tuple[TypeAdapter[Any], Reading]] = {
     **dict.fromkeys(("/v1/completions", "/v1/completions/render"), (TypeAdapter(CompletionRequest), _completions)),
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render"), (TypeAdapter(ChatRequest), _chat)),
+    "/v1/responses": (TypeAdapter(ResponsesRequest), _response),
+    **dict.fromkeys(("/v1/messages", "/v1/messages/render"), (TypeAdapter(MessagesRequest), _message)),
+    "/v1/messages/count_tokens": (TypeAdapter(CountRequest), _count),
     "/generate": (TypeAdapter(GenerateRequest), _generate),
     "/abort_request": (TypeAdapter(AbortRequest), _as_it_is),
     **dict.fromkeys(("/tokenize", "/v1/tokenize"), (TypeAdapter(Tokenize), _tokenize)),

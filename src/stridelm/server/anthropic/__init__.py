@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, for agents that speak it."""

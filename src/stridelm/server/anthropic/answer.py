@@ -1,0 +1,96 @@
+"""The Message object, and the events that build it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from array import array
+from typing import Any
+
+from stridelm.server.anthropic.schemas import MessagesRequest
+from stridelm.server.chunk import Chunk
+from stridelm.server.errors import MESSAGES, ApiError
+from stridelm.server.message_answer import Event, MessageAnswer, drafted
+from stridelm.server.messages import Finish
+from stridelm.server.openai.tools import MessageReading
+from stridelm.server.service import Service
+
+DELTAS = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "content": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""By kind of block: the type of its deltas, and the field of their text."""
+
+
+class AnthropicAnswer(MessageAnswer):
+    def __init__(self, service: Service, body: MessagesRequest, prompt: array[int], reading: MessageReading) -> None:
+        thinking = body.thinking
+        super().__init__(prompt, reading, reasoning=thinking is None or thinking.display != "omitted")
+        self._id, self._model = f"msg_{secrets.token_hex(12)}", service.names[0]
+        self._begun = False
+
+    def take(self, chunk: Chunk) -> list[Event]:
+        """The first event has usage, which is known when the first output arrives."""
+        events = super().take(chunk)
+        if self._begun:
+            return events
+        self._begun = True
+        begun = self._message([], stop_reason=None, stop_sequence=None, usage={**self._usage(), "output_tokens": 0})
+        return [{"type": "message_start", "message": begun}, {"type": "ping"}, *events]
+
+    def begin(self) -> list[Event]:
+        return [{"type": "content_block_start", "index": len(self.blocks), "content_block": self._block("")}]
+
+    def more(self, text: str) -> Event:
+        kind, field = DELTAS[self.kind]
+        return self._delta(kind, text, field)
+
+    def end(self, text: str, cut: bool) -> list[Event]:
+        ended = {"type": "content_block_stop", "index": len(self.blocks)}
+        # some clients send thinking back only if it has been signed
+        signed = [self._delta("signature_delta", "", "signature")] if self.kind == "reasoning" else []
+        self.blocks.append(self._block(text))
+        return [*signed, ended]
+
+    def finish(self, finish: Finish) -> list[Event]:
+        stopped = finish.stop_reason if isinstance(finish.stop_reason, str) else None
+        ended = {"stop_reason": self._reason(finish), "stop_sequence": stopped}
+        self.message = self._message(self.blocks, **ended, usage=self._usage(), **drafted(finish))
+        delta = {"type": "message_delta", "delta": ended, "usage": self._usage(), **drafted(finish)}
+        return [delta, {"type": "message_stop"}]
+
+    def failure(self, error: ApiError) -> Event:
+        return error.body_at(MESSAGES)
+
+    def _block(self, text: str) -> dict[str, Any]:
+        if self.kind == "call":
+            return {"type": "tool_use", "id": self.call.id, "name": self.call.name, "input": json.loads(text or "{}")}
+        if self.kind == "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "text", "text": text}
+
+    def _delta(self, kind: str, text: str, field: str) -> Event:
+        return {"type": "content_block_delta", "index": len(self.blocks), "delta": {"type": kind, field: text}}
+
+    def _reason(self, finish: Finish) -> str:
+        if finish.reason == "stop":
+            if isinstance(finish.stop_reason, str):
+                return "stop_sequence"
+            return "tool_use" if self.parser is not None and self.parser.calls else "end_turn"
+        full = finish.reason == "length" and self.usage.completion < (self.params.max_tokens or self.usage.completion)
+        return "model_context_window_exceeded" if full else "max_tokens"
+
+    def _usage(self) -> dict[str, Any]:
+        """Unlike in OpenAI's APIs, cached tokens are counted apart from input_tokens."""
+        return {
+            "input_tokens": self.usage.prompt - self.usage.cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.usage.cached,
+            "output_tokens": self.usage.completion,
+            "output_tokens_details": {"thinking_tokens": self.usage.reasoning},
+        }
+
+    def _message(self, content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        heading = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        return {**heading, "content": content, **more}

@@ -1,0 +1,59 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stridelm.server.anthropic.answer import AnthropicAnswer
+from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest, as_chat
+from stridelm.server.callers import caller_of
+from stridelm.server.errors import MESSAGES as ROUTE
+from stridelm.server.large import LargeBodies, reply_read
+from stridelm.server.message_answer import send
+from stridelm.server.openai.chat import prepare
+from stridelm.server.openai.conversation import conversation_text
+from stridelm.server.openai.render import rendered
+from stridelm.server.openai.shared import check_model
+from stridelm.server.prompts import PromptReader
+from stridelm.server.replies import PartsReply, raw_json_reply, to_json, while_connected
+from stridelm.server.service import Service
+
+router = APIRouter(route_class=LargeBodies)
+
+
+@router.post(ROUTE, response_model=None)
+async def messages(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation, as Anthropic's API does."""
+    prompt, reading = await prepare(as_chat(body), request)
+    answer = AnthropicAnswer(request.app.state.service, body, prompt, reading)
+    return await send(request, prompt, reading, answer, body.stream)
+
+
+@router.post(f"{ROUTE}/render", response_model=None)
+async def render(body: MessagesRequest, request: Request) -> Response:
+    """What /v1/chat/completions/render answers for the same conversation."""
+    chat = as_chat(body)
+    prompt, reading = await prepare(chat, request)
+    return PartsReply(await rendered(chat, request, [prompt], reading.params))
+
+
+@router.post(f"{ROUTE}/count_tokens", response_model=None)
+async def count_tokens(body: CountRequest, request: Request) -> Response:
+    """The number of tokens that a conversation has as a prompt."""
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    reply = reply_read(request)
+    if reply is None:
+        counting = service.beside(caller_of(request), lambda _: to_json(counted(body, service.reader)))
+        reply = await while_connected(request, counting)
+    return raw_json_reply(reply)
+
+
+def counted(body: CountRequest, reader: PromptReader) -> dict[str, Any]:
+    """The answer to count_tokens. Raises ApiError for a conversation that the chat template refuses."""
+    text = conversation_text(as_chat(body), reader.tokenizer)
+    [ids] = reader.without_limit().read([text], False, "messages")
+    return {"input_tokens": len(ids)}
