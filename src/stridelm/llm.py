@@ -144,7 +144,7 @@ class LLM:
         prompts = list[Prompt]()
         for conversation in as_conversations(messages):
             how = tools, add_generation_prompt, continue_final_message, chat_template_kwargs
-            given = [habits_of(tokenizer, chat_template).message(one) for one in conversation]
+            given = habits_of(tokenizer, chat_template).messages(conversation)
             text = tokenizer.render_chat(given, *how, template=chat_template)
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_output=on_output)

@@ -11,19 +11,30 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any, Protocol
 
 import msgspec
 
-from stridelm.chat.schema_types import typed, types_of
+from stridelm.chat.forced_values import (
+    Format,
+    const,
+    either,
+    json_value,
+    listed,
+    optional,
+    properties_of,
+    text_or_json,
+)
+from stridelm.chat.schema_types import typed, types_of, words_of
 
-Format = dict[str, Any]
-"""A format of a structural tag (grammar/structural_tag.py)."""
 Named = tuple[str, str]
 """A function's name and its arguments, as the text of a JSON object."""
 MAX_LEVELS = 8
-LONGEST_PYTHON = 1 << 15
+LONGEST_PYTHON = 1 << 13
 """Characters, which Python's parser reads in some hundredths of a second."""
+SCALARS = ("integer", "number", "boolean", "null")
+BARE_KEY = r"[\w.$@-]{1,256}"
 SPACE = re.compile(r"\s*")
 
 
@@ -131,25 +142,18 @@ class Parameters:
         return [(name, json.dumps(found, ensure_ascii=False, allow_nan=False))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
-        required = schema.get("required") or ()
-        values = {key: self._value(key, one, schema) for key, one in _properties(schema).items()}
-        return [value if key in required else _optional([value]) for key, value in values.items()]
+        properties, required = properties_of(schema)
+        values = {key: self._value(key, one, schema) for key, one in properties.items()}
+        return [value if key in required else optional([value]) for key, value in values.items()]
 
     def _value(self, key: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Format:
         before, middle, after = self.write
-        types = types_of(schema, root)
-        is_text = types == ("string",)
-        begin = before + key + middle.replace("{text}", "true" if is_text else "false")
-        if not is_text:
-            content: Format = {"type": "json_schema", "json_schema": _rooted(schema, root)}
-        elif "enum" in schema or "const" in schema:
-            words = schema.get("enum", [schema.get("const")])
-            content = {"type": "or", "elements": [{"type": "const_string", "value": word} for word in words]}
-        elif schema.keys() & {"pattern", "format", "minLength", "maxLength"}:
-            raise ValueError(f"parameter {key!r}: only text without pattern, format and lengths can be forced here")
-        else:
-            content = {"type": "any_text"}
-        return {"type": "tag", "begin": begin, "content": content, "end": after}
+        content = text_or_json(key, schema, root, {"type": "any_text"})
+        begin = before + key + middle.replace("{text}", "true" if types_of(schema, root) == ("string",) else "false")
+        head = re.match(self.before, begin)
+        if head is None or head.group(1) != key:
+            raise ValueError(f"parameter {key!r}: it cannot be told from what surrounds it; rename it")
+        return {"type": "tag", "begin": begin, "content": content or json_value(schema, root), "end": after}
 
 
 @dataclass(frozen=True)
@@ -163,43 +167,43 @@ class LooseJson:
         return (self.quote,)
 
     def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
-        from transformers.utils.chat_parsing.content_parsers import parse_content
-
         if name is None:
             raise ValueError("the call has no name")
-        options = {"unquoted_keys": True, "string_delims": [[self.quote, self.quote]]}
-        try:
-            value = parse_content(body.strip() or "{}", "json", options)
-        except RecursionError as error:
-            raise ValueError("it is nested too deep") from error
-        if not isinstance(value, dict):
-            raise ValueError("the arguments are not an object")
-        return [(name, json.dumps(value, ensure_ascii=False, allow_nan=False))]
+        quote = re.escape(self.quote)
+
+        def plain(found: re.Match[str]) -> str:
+            return json.dumps(found[1]) if found[2] is None else f"{json.dumps(found[2])}:"
+
+        text = re.sub(rf"{quote}(.*?){quote}|(?<=[{{,])\s*({BARE_KEY})\s*:", plain, body.strip(), flags=re.DOTALL)
+        return [(name, _object(text or "{}"))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
         return self._object(schema, schema, 0)
 
     def _object(self, schema: Mapping[str, Any], root: Mapping[str, Any], level: int) -> list[Format]:
-        properties = _properties(schema)
+        properties, required = properties_of(schema)
         if level > MAX_LEVELS:
             raise ValueError(f"parameters that are nested deeper than {MAX_LEVELS} levels cannot be forced here")
-        pairs = {key: [_const(f"{key}:"), *self._value(key, one, root, level)] for key, one in properties.items()}
-        return [_const("{"), *_listed(pairs, schema.get("required") or (), ","), _const("}")]
+        if odd := [key for key in properties if not re.fullmatch(BARE_KEY, key)]:
+            raise ValueError(f"parameter {odd[0]!r}: it cannot be told from what surrounds it; rename it")
+        pairs = {key: [const(f"{key}:"), *self._value(key, one, root, level)] for key, one in properties.items()}
+        return [const("{"), *listed(pairs, required, ","), const("}")]
 
     def _value(self, key: str, schema: Mapping[str, Any], root: Mapping[str, Any], level: int) -> list[Format]:
-        types = types_of(schema, root)
-        if types == ("string",):
-            words = schema.get("enum", [schema["const"]] if "const" in schema else None)
-            if words is not None:
-                return [{"type": "or", "elements": [_const(f"{self.quote}{word}{self.quote}") for word in words]}]
-            if schema.keys() & {"pattern", "format", "minLength", "maxLength"}:
-                raise ValueError(f"parameter {key!r}: only text without pattern, format and lengths can be forced here")
-            return [{"type": "tag", "begin": self.quote, "content": {"type": "any_text"}, "end": self.quote}]
+        words, types = words_of(schema, root), types_of(schema, root)
+        if words is not None:
+            written = [f"{self.quote}{one}{self.quote}" if isinstance(one, str) else json.dumps(one) for one in words]
+            return [either([const(one) for one in written])]
         if types == ("object",) and schema.get("properties"):
             return self._object(schema, root, level + 1)
-        if not types or set(types) - {"integer", "number", "boolean", "null"}:
+        if not types or set(types) - {"string", *SCALARS}:
             raise ValueError(f"parameter {key!r}: only text, numbers, booleans, null and objects can be forced here")
-        return [{"type": "json_schema", "json_schema": _rooted(schema, root)}]
+        quoted = {"type": "tag", "begin": self.quote, "content": {"type": "any_text"}, "end": self.quote}
+        text = text_or_json(key, schema, root, quoted)
+        if text is None:
+            return [json_value(schema, root)]
+        others = [kind for kind in types if kind != "string"]
+        return [either([text, json_value({"type": others}, {})]) if others else text]
 
 
 @dataclass(frozen=True)
@@ -227,11 +231,11 @@ class PythonCalls:
         return ast.unparse(node.func), json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
-        values = {
-            key: [_const(f"{key}="), {"type": "json_schema", "json_schema": _rooted(one, schema)}]
-            for key, one in _properties(schema).items()
-        }
-        return _listed(values, schema.get("required") or (), ", ")
+        properties, required = properties_of(schema)
+        if odd := [key for key in properties if not key.isidentifier() or iskeyword(key)]:
+            raise ValueError(f"parameter {odd[0]!r}: it is not a name in Python; rename it")
+        values = {key: [const(f"{key}="), json_value(one, schema)] for key, one in properties.items()}
+        return listed(values, required, ", ")
 
 
 class _Constants(ast.NodeTransformer):
@@ -242,46 +246,6 @@ class _Constants(ast.NodeTransformer):
 
 
 _JSON = ("true", "false", "null")
-
-
-def _const(value: str) -> Format:
-    return {"type": "const_string", "value": value}
-
-
-def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    properties = schema.get("properties") or {}
-    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
-        raise ValueError("parameters must be an object with properties, each with a schema of its own")
-    if missing := [key for key in schema.get("required") or () if key not in properties]:
-        raise ValueError(f"the required parameter {missing[0]!r} has no schema")
-    return properties
-
-
-def _listed(pairs: Mapping[str, list[Format]], required: Sequence[str], comma: str) -> list[Format]:
-    """Pairs with commas between: those that are required, then any of the others, in order."""
-    needed = [pair for key, pair in pairs.items() if key in required]
-    spare = [pair for key, pair in pairs.items() if key not in required]
-    if needed:
-        parts = [part for i, pair in enumerate(needed) for part in ([_const(comma)] if i else []) + pair]
-        return parts + [_optional([_const(comma), *pair]) for pair in spare]
-    last: Format | None = None
-    for pair in reversed(spare):
-        here = _sequence([*pair, *([] if last is None else [_optional([_const(comma), last])])])
-        last = here if last is None else {"type": "or", "elements": [here, last]}
-    return [] if last is None else [_optional([last])]
-
-
-def _sequence(elements: list[Format]) -> Format:
-    return {"type": "sequence", "elements": elements}
-
-
-def _optional(elements: list[Format]) -> Format:
-    return {"type": "optional", "content": _sequence(elements)}
-
-
-def _rooted(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema by itself, with the definitions that it may refer to."""
-    return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
 
 
 def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:

@@ -4,11 +4,13 @@ structural tag, in the model's own format."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any, Literal
 
-from stridelm.chat.arguments import Format
+from stridelm.chat.forced_values import Format, at_root, const, either, sequence
 from stridelm.chat.formats import ReasoningFormat, ToolFormat
 from stridelm.chat.message_format import MessageFormat
 
@@ -24,12 +26,13 @@ class Wanted:
     tools: Sequence[Mapping[str, Any]] = ()
     choice: Literal["auto", "required"] = "auto"
     parallel: bool = True
+    only: bool = False
     answer: Mapping[str, Any] | None = None
 
     @property
     def strict(self) -> bool:
         """Whether calls are bound to their schemas although none need be made."""
-        return not self.parallel or any(tool["function"].get("strict") for tool in self.tools)
+        return self.only or not self.parallel or any(tool["function"].get("strict") for tool in self.tools)
 
 
 def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any] | None:
@@ -47,8 +50,8 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
         answer = _answer(wanted.answer)
         body = [answer]
         if tools:
-            calls = _sequence(_calls(_known(form), tools, wanted.parallel))
-            body = [{"type": "or", "elements": [calls, answer]}]
+            calls = sequence(_calls(_known(form), tools, wanted.parallel))
+            body = [either([calls, answer])]
         elif state in ("none", "closed"):
             return dict(wanted.answer)
     elif tools and wanted.strict:
@@ -56,7 +59,7 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
     else:
         return None
     reasoning = _reasoning(form.reasoning, state) if form.reasoning is not None else []
-    return {"structural_tag": json.dumps({"format": _sequence([*reasoning, *body])}, ensure_ascii=False)}
+    return {"structural_tag": json.dumps({"format": sequence([*reasoning, *body])}, ensure_ascii=False)}
 
 
 def _known(form: MessageFormat) -> ToolFormat:
@@ -82,8 +85,8 @@ def _reasoning(form: ReasoningFormat, state: str) -> list[Format]:
     free: Format = {"type": "any_text"}
     begin = form.open if state == "free" else ""
     whole: list[Format] = [{"type": "tag", "begin": begin, "content": free, "end": form.close}]
-    whole += [_const(form.after)] if form.after else []
-    return whole if state == "open" else [{"type": "optional", "content": _sequence(whole)}]
+    whole += [const(form.after)] if form.after else []
+    return whole if state == "open" else [{"type": "optional", "content": sequence(whole)}]
 
 
 def _calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
@@ -91,34 +94,36 @@ def _calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool)
     one: Format = {"type": "or", "elements": [_call(form, tool["function"]) for tool in tools]}
     several: list[Format] = []
     if parallel and not form.single:
-        following = _sequence([*([_const(form.between)] if form.between else []), one])
+        following = sequence([*([const(form.between)] if form.between else []), one])
         several = [{"type": "star", "content": following}]
     begin, end = form.section
-    return [*([_const(begin)] if begin else []), one, *several, *([_const(end)] if end else [])]
+    return [*([const(begin)] if begin else []), one, *several, *([const(end)] if end else [])]
 
 
 def _call(form: ToolFormat, function: Mapping[str, Any]) -> Format:
     name = str(function["name"])
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    if not re.fullmatch(form.names, name, re.ASCII) or (form.at_start and iskeyword(name)):
+        raise ValueError(f"tool {name!r}: a call in this model's format could not be told from its name; rename it")
     try:
-        body = form.body.forced(schema)
-    except ValueError as error:
-        raise ValueError(f"tool {name!r}: {error}") from error
+        body = form.body.forced(at_root(function.get("parameters") or {"type": "object", "properties": {}}))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        why = error if type(error) is ValueError else "its parameters are not a JSON schema"
+        raise ValueError(f"tool {name!r}: {why}") from error
     before, index, after = form.begin.replace("{name}", name).partition("{index}")
-    begin = [_const(before), *([{"type": "regex", "pattern": "[0-9]{1,3}"}, _const(after)] if index else [])]
-    return _sequence([*begin, *body, *([_const(form.end)] if form.end else [])])
+    begin = [const(before), *([{"type": "regex", "pattern": "[0-9]{1,3}"}, const(after)] if index else [])]
+    return sequence([*begin, *body, *([const(form.end)] if form.end else [])])
 
 
 def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
     """Text, with calls that are bound to their schemas."""
     if form.at_start:
-        return [{"type": "or", "elements": [_sequence(_calls(form, tools, parallel)), NOT_A_CALL]}]
+        return [{"type": "or", "elements": [sequence(_calls(form, tools, parallel)), NOT_A_CALL]}]
     begin, end = form.section
     mark = (begin or form.begin.partition("{name}")[0]).strip()
     trigger = mark[: mark.index(">") + 1] if ">" in mark else mark.partition("]")[0] + "]"
     if begin:
         [_, *inner] = _calls(form, tools, parallel)
-        tags = [{"type": "tag", "begin": begin, "content": _sequence(inner[:-1]), "end": end}]
+        tags = [{"type": "tag", "begin": begin, "content": sequence(inner[:-1]), "end": end}]
     else:
         tags = [_tag(form, tool["function"]) for tool in tools]
     return [{"type": "triggered_tags", "triggers": [trigger], "tags": tags, "stop_after_first": not parallel}]
@@ -129,7 +134,7 @@ def _tag(form: ToolFormat, function: Mapping[str, Any]) -> Format:
     begin, end = "", elements.pop()["value"] if form.end else ""
     while elements and elements[0]["type"] == "const_string":
         begin += elements.pop(0)["value"]
-    return {"type": "tag", "begin": begin, "content": _sequence(elements or [_const("")]), "end": end}
+    return {"type": "tag", "begin": begin, "content": sequence(elements or [const("")]), "end": end}
 
 
 def _answer(given: Mapping[str, Any]) -> Format:
@@ -137,18 +142,12 @@ def _answer(given: Mapping[str, Any]) -> Format:
     [(kind, value)] = given.items()
     if kind == "structural_tag":
         value = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or not isinstance(value.get("format"), dict):
+            raise ValueError("a structural tag beside tools or reasoning must have a format")
         return dict(value["format"])
     if kind == "choice":
-        return {"type": "or", "elements": [_const(word) for word in value]}
+        return {"type": "or", "elements": [const(word) for word in value]}
     if kind in ("json", "json_object"):
         schema = {"type": "object"} if kind == "json_object" else value
         return {"type": "json_schema", "json_schema": json.loads(schema) if isinstance(schema, str) else schema}
     return {"type": kind, "pattern" if kind == "regex" else "grammar": value}
-
-
-def _const(value: str) -> Format:
-    return {"type": "const_string", "value": value}
-
-
-def _sequence(elements: Sequence[Format]) -> Format:
-    return {"type": "sequence", "elements": list(elements)}

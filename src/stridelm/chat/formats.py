@@ -48,6 +48,8 @@ class ToolFormat:
     """Only one call is possible per message."""
     at_start: bool = False
     """A call is one only at the start of a message."""
+    names: str = r"[\w.:/-]+"
+    """Pattern of the names that a call can have."""
     id_style: str = "openai"
     """Of call ids: openai, kimi (functions.NAME:INDEX) or mistral (nine letters and digits)."""
 
@@ -122,6 +124,7 @@ MISTRAL_ARGS = ToolFormat(
     begin="[TOOL_CALLS]{name}[ARGS]",
     end="",
     between="",
+    names=r"[\w.-]+",
     id_style="mistral",
 )
 DEEPSEEK_V3 = ToolFormat(
@@ -167,6 +170,7 @@ KIMI = ToolFormat(
     end="<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     between="",
+    names=r"[\w./-]+",
     id_style="kimi",
 )
 MINIMAX = ToolFormat(
@@ -187,6 +191,7 @@ GEMMA4 = ToolFormat(
     begin="<|tool_call>call:{name}",
     end="<tool_call|>",
     between="",
+    names=r"[\w.-]+",
 )
 PYTHONIC = ToolFormat(
     markers=("[func_name1(params_name1=params_value1",),
@@ -197,6 +202,7 @@ PYTHONIC = ToolFormat(
     end=")",
     section=("[", "]"),
     between=", ",
+    names=r"[A-Za-z_][\w.]*",
     at_start=True,
 )
 

@@ -111,11 +111,16 @@ class MessageFormat:
             form = self.tools
             for number, mark in enumerate(form.section if form is not None and form.closing else ()):
                 if mark.strip():  # left out of the message: a region that ends where it begins
-                    fields[f"mark{number}"] = {"open": mark.strip(), "close_pattern": "(?=.)", **RAW}
+                    fields[f"mark{number}"] = {"open": self.mark(f"mark{number}"), "close_pattern": "(?=.)", **RAW}
         pattern = "|".join(map(re.escape, self.anchors)) or "(?!)"
         if self.published is not None and "start_anchor_pattern" in self.published:
             pattern = self.published["start_anchor_pattern"]
         return load_response_template({"start_anchor_pattern": pattern, "fields": fields})
+
+    def mark(self, field: str) -> str:
+        """The text of a mark around all calls, by the name of its region."""
+        assert self.tools is not None
+        return self.tools.section[int(field.removeprefix("mark"))].strip()
 
     def parser(self, calls: bool, reasoning: bool, opened: str) -> ResponseParser:
         """opened: what the prompt has of the message."""

@@ -18,6 +18,11 @@ MARK_BEGINS = re.compile(r"[<\[{]")
 """Characters that begin every mark of the formats here."""
 
 
+NOT_YET = 0.5
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a call may raise: the text is the model's."""
+
+
 class MessageParser:
     """Of one message."""
 
@@ -44,8 +49,8 @@ class MessageParser:
             opened = form.reasoning.open
         self._parser = form.parser(bool(tools), reasoning, opened)
         self._parameters = _parameters(tools or ())
-        self._ends: deque[int] = deque()
-        """Where tokens end that are not counted yet."""
+        self._ends: deque[float] = deque()
+        """Where tokens end that are not counted yet. One without text belongs to the text after it."""
         self._length = self._at = 0
         """Characters received, and those of them that are known to be this or that."""
         self._field: Literal["reasoning", "content"] = "content"
@@ -64,16 +69,18 @@ class MessageParser:
                 self._field, self._fresh = "reasoning", True
             elif event["type"] == "region_close" and event["field"] == "reasoning":
                 self._field, self._fresh = "content", False
+            elif event["type"] == "region_chunk" and event["field"] == "content":
+                self._has_content |= bool(event["text"].strip())
 
     def feed(self, pieces: Sequence[str]) -> list[Part]:
         """More of the message: the text of each token. Returns what is known now."""
         text = "".join(pieces)
         if not text:
-            self._ends.extend([self._length] * len(pieces))
+            self._ends.extend([self._length + NOT_YET] * len(pieces))
             return []
         for piece in pieces:
             self._length += len(piece)
-            self._ends.append(self._length)
+            self._ends.append(self._length if piece else self._length + NOT_YET)
         if self._implied:
             return self._after_implied(text)
         if self._settled and self._quiet and not MARK_BEGINS.search(text):
@@ -89,6 +96,8 @@ class MessageParser:
         parts = self._take(self._parser.feed(self._held_back())) if self._implied else []
         _, events = self._parser.finalize()
         parts += self._take(events, at_end=True)
+        self._at += 1  # for tokens without text at the end
+        self._count(reasoning=self._field == "reasoning")
         rest = self._spaces[self._field]
         if rest and not (self._fresh and self._field == "content"):
             parts.append(Text(self._field, rest))
@@ -119,7 +128,10 @@ class MessageParser:
             if field == CALLS:
                 self._call(kind, event, parts, at_end)
             elif field.startswith("mark"):
-                if kind == "region_close":
+                if kind == "region_open":
+                    self._at += len(self._form.mark(field))
+                    self._count(reasoning=False)
+                else:
                     self._spaces["content"], self._fresh = "", True
             elif kind == "region_chunk":
                 self._text(field, event["text"], parts)
@@ -172,7 +184,11 @@ class MessageParser:
                 if at_end and not region.open_ended:
                     raise ValueError("it is not complete")
                 calls = region.read(event["value"], self._parameters)
-            except ValueError:
+                for name, arguments in calls:
+                    arguments.encode()  # refuses lone surrogates
+                    if not name or (region.at_start and name not in self._parameters):
+                        raise ValueError("it is not a call of a function")
+            except UNREADABLE:
                 self._at -= len(opening + body + closing)  # as text it is counted again
                 self._text("content", opening + body + closing, parts)
                 return

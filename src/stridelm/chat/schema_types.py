@@ -18,23 +18,47 @@ PYTHON = {"True": True, "False": False, "None": None}
 """What models that were trained on Python write."""
 
 
-def types_of(schema: Any, root: Any = None, level: int = 0) -> tuple[str, ...]:
+def types_of(schema: Any, root: Any = None) -> tuple[str, ...]:
     """The types that a schema allows; empty if it does not say. root: the schema that references lead into."""
-    if not isinstance(schema, dict) or level > 16:
-        return ()
+    return tuple(dict.fromkeys(_types(schema, root, set())))
+
+
+def _types(schema: Any, root: Any, seen: set[str]) -> list[str]:
+    """seen: references that were followed. Each is followed once, so the work is bounded by the schema's size."""
+    if not isinstance(schema, dict):
+        return []
     declared = schema.get("type")
     found = [one for one in (declared if isinstance(declared, list) else [declared]) if isinstance(one, str)]
-    if not found and isinstance(schema.get("$ref"), str):
-        return types_of(_resolved(schema["$ref"], root), root, level + 1)
+    reference = schema.get("$ref")
+    if not found and isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        return _types(resolved(reference, root), root, seen)
     values: list[Any] = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     if not found:
         found += map(_type_of, values)
     for key in ("anyOf", "oneOf", "allOf"):
         for branch in _list(schema.get(key)):
-            found += types_of(branch, root, level + 1)
+            found += _types(branch, root, seen)
     if schema.get("nullable") is True:
         found.append("null")
-    return tuple(dict.fromkeys(found))
+    return found
+
+
+def words_of(schema: Any, root: Any = None) -> list[Any] | None:
+    """The values that a schema allows, if it lists them."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        schema = resolved(schema["$ref"], root)
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return list(schema["enum"])
+    if schema.get("type") == "null":
+        return [None]
+    branches = schema.get("anyOf", schema.get("oneOf"))
+    found = [words_of(branch, None) for branch in branches] if isinstance(branches, list) and branches else [None]
+    return None if any(words is None for words in found) else [word for words in found for word in words or []]
 
 
 def typed(text: str, schema: Any, root: Any = None) -> Any:
@@ -75,7 +99,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _resolved(ref: str, root: Any) -> Any:
+def resolved(ref: str, root: Any) -> Any:
     """What a reference of the form #/a/b leads to; None if that is nothing."""
     found = root
     for step in ref.removeprefix("#/").split("/") if ref.startswith("#/") else ():

@@ -8,7 +8,7 @@ out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +31,8 @@ class TemplateHabits:
     """Whether descriptions of tools are in what it writes."""
     parts: bool
     """Content must be a list of parts."""
+    writes_calls: bool
+    """Whether a call is in what it writes."""
     text_arguments: bool
     """A call's arguments must be text, not an object."""
     null_content: bool
@@ -42,8 +44,18 @@ class TemplateHabits:
     opening: str
     """What it writes to open the model's message."""
 
-    def message(self, given: Mapping[str, Any]) -> Message:
-        """A message of OpenAI's form as the template needs it. Raises ValueError for parts that are not text."""
+    def messages(self, given: Iterable[Mapping[str, Any]]) -> list[Message]:
+        """Messages of OpenAI's form as the template needs them. Text beside calls is a message of its own where the
+        template has only one of the two. Raises ValueError for parts that are not text, and for calls that the template
+        does not know."""
+        messages = []
+        for one in given:
+            if self.null_content and one.get("tool_calls") and one.get("content"):
+                messages.append(self._message({**one, "tool_calls": None}))
+            messages.append(self._message(one))
+        return messages
+
+    def _message(self, given: Mapping[str, Any]) -> Message:
         message = {key: value for key, value in given.items() if value is not None}
         message["content"] = self._content(given.get("content"), str(given.get("role")))
         if message.get("role") == "developer" and not self.developer:
@@ -52,6 +64,10 @@ class TemplateHabits:
             message.setdefault("reasoning_content", message["reasoning"])
         calls = message.pop("tool_calls", None)
         if calls:
+            if not self.writes_calls:
+                raise ValueError("the model's chat template has no tool calls; leave tool_calls out")
+            if not isinstance(calls, list):
+                raise ValueError("tool_calls must be a list")
             message["tool_calls"] = [self._call(call) for call in calls]
             if self.null_content:
                 message["content"] = None
@@ -131,17 +147,19 @@ def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
                 )
             )
         ),
-        (False, False, False),
+        None,
     )
+    text_arguments, null_content, short_ids = form or (False, False, False)
     tool = {"type": "function", "function": {"name": MARK, "description": "x", "parameters": {"type": "object"}}}
     with_tools = written([question], tools=[tool])
     closed, opened = written([question], add_generation_prompt=False), written([question])
     return TemplateHabits(
         reads_tools=with_tools is not None and MARK in with_tools,
         parts=parts,
-        text_arguments=form[0],
-        null_content=form[1],
-        short_ids=form[2],
+        writes_calls=form is not None,
+        text_arguments=text_arguments,
+        null_content=null_content,
+        short_ids=short_ids,
         developer="developer" in source,
         opening=opened[len(closed) :]
         if opened is not None and closed is not None and opened.startswith(closed)

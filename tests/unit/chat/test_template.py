@@ -80,9 +80,9 @@ def test_plain_conversations(family: str) -> None:
     ]
     parts[0]["role"] = "developer"
     parts[2] |= {"tool_calls": None, "refusal": None, "annotations": None, "function_call": None}
-    assert tokenizer.render_chat([habits.message(one) for one in parts]) == expected
+    assert tokenizer.render_chat(habits.messages(parts)) == expected
     parts[2]["tool_calls"] = []
-    assert tokenizer.render_chat([habits.message(one) for one in parts]) == expected
+    assert tokenizer.render_chat(habits.messages(parts)) == expected
 
 
 @pytest.mark.parametrize("family", sorted(CALLERS))
@@ -113,9 +113,7 @@ def test_a_call_comes_back_as_it_was_said(family: str) -> None:
         },
         {"role": "tool", "tool_call_id": call.id, "name": "find", "content": [{"type": "text", "text": "There."}]},
     ]
-    again = tokenizer.render_chat(
-        [chat.habits.message(one) for one in sent], TOOLS if chat.habits.reads_tools else None, False
-    )
+    again = tokenizer.render_chat(chat.habits.messages(sent), TOOLS if chat.habits.reads_tools else None, False)
     assert again.replace(call.id, SHORT) == rendered
 
 
@@ -160,6 +158,6 @@ def test_options() -> None:
     ],
 )
 def test_messages_that_cannot_be_read(message: dict[str, Any], word: str) -> None:
-    habits = habits_of(Tokenizer.load(builtin_path()))
+    habits = habits_of(published("qwen3"))
     with pytest.raises(ValueError, match=word):
-        habits.message(message)
+        habits.messages([message])

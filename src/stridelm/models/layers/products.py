@@ -57,6 +57,8 @@ Way = Callable[[torch.Tensor], Product]
 def tiled_product(x_NI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product in tiles of TILE_ROWS rows, the last one padded with zeros."""
     rows, width = x_NI.shape
+    if not rows:  # a head that only keeps up needs its entries, and no output
+        return x_NI.new_empty(0, weight.shape[0])
     tiles = -(-rows // TILE_ROWS)
     x = F.pad(x_NI, (0, 0, 0, tiles * TILE_ROWS - rows)).view(tiles, TILE_ROWS, width)
     if x.is_cuda:  # cuBLAS may also choose by the number of tiles, so each tile is a separate call

@@ -40,7 +40,7 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
     tools = None if body.tool_choice == "none" else body.tools
     try:
         habits = habits_of(tokenizer)
-        messages = [habits.message({**(one.model_extra or {}), **_said(one)}) for one in body.messages]
+        messages = habits.messages({**(one.model_extra or {}), **_said(one)} for one in body.messages)
     except ValueError as error:
         raise bad_request(f"messages: {error}", "messages") from error
     variables = body.chat_template_kwargs or {}

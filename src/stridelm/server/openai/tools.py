@@ -68,12 +68,15 @@ def message_reading(
         given = StructuredOutputs.of(params.structured_outputs)
         answer = {given.kind: getattr(given, given.kind)}
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    wanted = Wanted(tools, "required" if required else "auto", parallel, answer)
+    only = len(tools) < len(body.tools or ())
+    wanted = Wanted(tools, "required" if required else "auto", parallel, only, answer)
     opened = chat.opened(prompt)
     try:
         structured = structure(chat.form, opened, wanted)
-    except ValueError as error:
-        raise bad_request(f"tools: {error}", "tools") from error
+    except (ValueError, RecursionError) as error:
+        param = "tools" if tools else "structured_outputs"
+        why = error if type(error) is ValueError else "the structure of the answer cannot be read"
+        raise bad_request(f"{param}: {why}", param) from error
     if structured is not None and structured != answer:
         params = replace(params, structured_outputs=structured)
     reasoning = body.separate_reasoning is not False
