@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 TAIL, LONGEST_TAIL = 64, 16_384
 """Tokens at the end of a prompt in which the beginning of the model's message is looked for, at first and at most."""
+RENDERING_S = 20.0
+"""How long small conversations may take, which are rendered in some hundredths of a second."""
 ANCHORS = ("[/INST]", "[/TOOL_RESULTS]", "<|turn>model\n", "<tool_response|>")
 """What precedes a message where the template adds nothing to open one."""
 
@@ -35,11 +38,13 @@ class ModelChat:
         """tool_call_parser, reasoning_parser: names of formats (formats.py), "auto" for what the tokenizer's response
         template or the chat template shows, "none" to leave calls or reasoning in the text.
 
-        Raises ValueError for unknown names.
+        Raises ValueError for unknown names, and for a chat template that does not end.
         """
         self.tokenizer = tokenizer
         source = str(tokenizer.hf.chat_template or "")
         check_formats(tool_call_parser, reasoning_parser)
+        self.habits = _habits_in_time(tokenizer)
+        """What the chat template does."""
         published = getattr(tokenizer.hf, "response_template", None)
         self.tool_name = tool_format_of(source) if tool_call_parser == AUTO else _named(tool_call_parser)
         self.reasoning_name = reasoning_format_of(source) if reasoning_parser == AUTO else _named(reasoning_parser)
@@ -58,11 +63,6 @@ class ModelChat:
         said = "\n".join(self.form.texts)
         self.kept = frozenset(token for token in tokenizer.special_ids if tokenizer.token_text(token) in said)
         """Special tokens that are marks of the format: its parser needs them."""
-
-    @property
-    def habits(self) -> TemplateHabits:
-        """What the chat template does."""
-        return habits_of(self.tokenizer)
 
     @property
     def description(self) -> str:
@@ -94,6 +94,16 @@ class ModelChat:
     ) -> MessageParser:
         """For one message. opened: of its prompt. Other arguments as in MessageParser."""
         return MessageParser(self.form, opened, tools, reasoning)
+
+
+def _habits_in_time(tokenizer: Tokenizer) -> TemplateHabits:
+    found: list[TemplateHabits] = []
+    rendering = threading.Thread(target=lambda: found.append(habits_of(tokenizer)), daemon=True)
+    rendering.start()
+    rendering.join(RENDERING_S)
+    if not found:
+        raise ValueError(f"the chat template does not end within {RENDERING_S:g} s; repair it, or give another")
+    return found[0]
 
 
 def _named(name: str) -> str | None:

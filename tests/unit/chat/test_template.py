@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stridelm.builtin import builtin_path
+from stridelm.chat import model_chat
 from stridelm.chat.model_chat import ModelChat
 from stridelm.chat.parts import Text
 from stridelm.chat.template import habits_of
@@ -161,3 +162,12 @@ def test_messages_that_cannot_be_read(message: dict[str, Any], word: str) -> Non
     habits = habits_of(published("qwen3"))
     with pytest.raises(ValueError, match=word):
         habits.messages([message])
+
+
+def test_a_template_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found when the server starts: no request could be answered."""
+    tokenizer = Tokenizer.load(builtin_path())
+    tokenizer.hf.chat_template = "{% for _ in range(99999) %}{% for _ in range(99) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(model_chat, "RENDERING_S", 0.1)
+    with pytest.raises(ValueError, match=r"does not end within 0.1 s"):
+        ModelChat(tokenizer)

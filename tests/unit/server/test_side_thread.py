@@ -14,7 +14,9 @@ from attacks.raw import address_of, connect, request
 from stridelm.server.side_thread import on_side_thread
 from support.doubles.server import Served, serving, until
 
-ENDLESS = "{% for _ in range(99999) %}" * 4 + "{% endfor %}" * 4
+LOOP = "{% for _ in range(99999) %}" * 4 + "{% endfor %}" * 4
+ENDLESS = f"{{% if messages[0].content == 'x' %}}{LOOP}{{% endif %}}"
+"""Only for some messages: one that never ends is found when the server starts."""
 
 
 def test_results_and_errors() -> None:
