@@ -72,4 +72,19 @@ KEPT: tuple[Kept, ...] = (
     _forced((*PADDING, *EURO[1:], *WORDS), EURO[:1], "ids_without_text_within_a_character"),
     _forced((WORDS[0], EURO[0], *PADDING, *EURO[1:], WORDS[1]), (7,), "ids_without_text_within_an_output"),
     _forced((WORDS[0], *PADDING[:4], *EURO, *PADDING[4:], WORDS[1]), (7,), "ids_without_text_among_characters"),
+    Kept(
+        "a_head_that_only_keeps_up",
+        "the head computed entries and no output, and the product of no rows failed the step",
+        Case(
+            Checkpoint("kimi_k2", heads=("modules", "medusa")),
+            engine={"attention": "bounds", "drafter": "auto"},
+            policy=95,
+            requests=(
+                Ask(
+                    (12, 32, 39, 3, 9, 52, 39, 14, 51, 22, 21, 32, 2, 3),
+                    {"max_tokens": 10, "seed": -2689137506029305202},
+                ),
+            ),
+        ),
+    ),
 )

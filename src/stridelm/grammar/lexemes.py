@@ -80,12 +80,17 @@ def written_out(rules: Mapping[str, Node]) -> dict[str, Node]:
                 done[node.name] = put(rules[node.name])
             size += sum(1 for _ in _nodes(done[node.name]))
             return done[node.name]
+        # A text that leads to nothing is no beginning of an output: where nothing can match, no part before it may stand.
         if isinstance(node, Concat):
-            return sequence(map(put, node.parts))
+            parts = [put(part) for part in node.parts]
+            return NOTHING if NOTHING in parts else sequence(parts)
         if isinstance(node, Either):
-            return either([put(option) for option in node.options])
+            options = [option for option in map(put, node.options) if option != NOTHING]
+            return either(options) if options else NOTHING
         if isinstance(node, Repeat):
-            return Repeat(put(node.item), node.least, node.most)
+            item = put(node.item)
+            nothing = NOTHING if node.least else EMPTY
+            return nothing if item == NOTHING else Repeat(item, node.least, node.most)
         return node
 
     return {name: put(rules[name]) for name in rules if name in ends and (name in recursive or name == ROOT)}

@@ -127,3 +127,17 @@ def test_random_outputs_match() -> None:
     found = [random_output(start, Random(seed), prefer=b")b") for seed in range(40)]
     texts = [text.decode() for text in found if text is not None]
     assert len(texts) > 20 and all(matches(rules[ROOT], text, rules) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" | "b" y "c"\ny ::= "d" y',
+        'root ::= "a" ("b" y)? | "c" (y)* "d" | "e" (y | "f")\ny ::= root y',
+        'root ::= "c" [abc] | ("c" | y | "a") "abc" y | root root\ny ::= root ([bc])? [ab] y "c"',
+    ],
+)
+def test_no_output_ends_in_nothing(grammar: str) -> None:
+    """Where a rule has no end, what leads to it is no beginning of an output: random ones always go on or end."""
+    start, draw = matcher({"grammar": grammar}), Random(0)
+    assert any(random_output(start, draw) for _ in range(40))

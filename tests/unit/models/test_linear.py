@@ -48,6 +48,7 @@ def test_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
     check_row_bits(lambda part: tiled_product(part, weight, bias), x)
     check_close(tiled_product(x, weight, bias), x, weight, bias)
     check_close(tiled_product(x, weight, None), x, weight, None)
+    assert tiled_product(x[:0], weight, bias).shape == (0, shape[1])
 
 
 @native
