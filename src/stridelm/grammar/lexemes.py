@@ -80,7 +80,7 @@ def written_out(rules: Mapping[str, Node]) -> dict[str, Node]:
                 done[node.name] = put(rules[node.name])
             size += sum(1 for _ in _nodes(done[node.name]))
             return done[node.name]
-        # A text that leads to nothing is no beginning of an output: where nothing can match, no part before it may stand.
+        # What leads to nothing is no beginning of an output: a sequence with such a part is nothing itself.
         if isinstance(node, Concat):
             parts = [put(part) for part in node.parts]
             return NOTHING if NOTHING in parts else sequence(parts)
