@@ -14,7 +14,8 @@
 # PYTHON    the interpreter that .venv is made with (3.10 to 3.13)
 # PIP_ARGS  passed to pip: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu' gets a torch without
 #           CUDA, a tenth of the size
-# EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness and two routers, for their tests (810 MB)
+# EXTRAS    extras that check and test install: EXTRAS=dev,harness adds lm-evaluation-harness and two routers, for their tests (810 MB);
+#           clients adds agents' libraries (75 MB)
 # JOBS      test processes; each computes with one thread, so that they do not fight for the cores, and takes neighbouring
 #           tests, which share models and reference outputs, until it has none left and takes another's
 # CORES     what test-processors has OpenBLAS take the processor for, one process for each

@@ -100,7 +100,7 @@ class _Answer(Events):
         first = {"role": "assistant", "content": ""}
         return ({"index": index, "delta": first, "finish_reason": None} for index in range(self._n))
 
-    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
+    def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         finish, parser = chunk.finish, self._parsers[index]
         delta = {"content": chunk.text}
         if parser is not None:
@@ -108,15 +108,19 @@ class _Answer(Events):
             self._usage.reasoning = self._reasoning_tokens()
             delta = message_of(parts, self._body.include_reasoning is not False, streamed=True)
             if not delta and not self._beside_text and finish is None:
-                return None  # it is not known yet what the text is part of
+                return []  # it is not known yet what the text is part of
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
         choice["logprobs"] = self._logprobs(chunk.logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
-        if finish is not None:
-            choice["finish_reason"], choice["stop_reason"] = _reason(finish, parser), finish.stop_reason
-            choice["speculation"] = speculation_of(finish.metrics)
-        return choice
+        if finish is None:
+            return [choice]
+        choices = [choice]
+        if "tool_calls" in delta:  # openai's stream helpers finish a call at an event after the call's own
+            choices.append({"index": index, "delta": {}})
+        choices[-1] |= {"finish_reason": _reason(finish, parser), "stop_reason": finish.stop_reason}
+        choices[-1]["speculation"] = speculation_of(finish.metrics)
+        return choices
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

@@ -119,7 +119,7 @@ class _Answer(Events):
             arrived = [(i, Chunk(finish=one.finish, cached_tokens=one.cached_tokens)) for i, one in arrived]
         return super().events(arrived)
 
-    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any]:
+    def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         finish, top = chunk.finish, self._body.logprobs
         logprobs = None if top is None else legacy_logprobs(chunk.logprobs or [], top)
         choice = _choice(index, chunk.text, logprobs)
@@ -129,7 +129,7 @@ class _Answer(Events):
         if finish is not None:
             choice["finish_reason"], choice["stop_reason"] = finish.reason, finish.stop_reason
             choice["speculation"] = speculation_of(finish.metrics)
-        return choice
+        return [choice]
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
         """The choice of one sample."""

@@ -166,8 +166,8 @@ class Events(ABC):
         """The choices of the events before any output."""
 
     @abstractmethod
-    def chunk_choice(self, index: int, chunk: Chunk) -> dict[str, Any] | None:
-        """What a sample's output adds to its choice; None for nothing yet."""
+    def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """What a sample's output adds to its choice, for an event each."""
 
     def opening(self) -> bytes:
         """Empty if the events are to have usage, which is known when the first output arrives."""
@@ -181,9 +181,7 @@ class Events(ABC):
             events.append(self._open())
         for index, chunk in arrived:
             self._beside.take(index, chunk)
-            choice = self.chunk_choice(index, chunk)
-            if choice is not None:
-                events.append(self._event(choice))
+            events += map(self._event, self.chunk_choices(index, chunk))
         return b"".join(events)
 
     def closing(self) -> bytes:
