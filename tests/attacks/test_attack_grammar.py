@@ -17,7 +17,7 @@ def ask(served: Served, word: str) -> float:
     """Seconds until an honest request with a grammar that was not used before is answered."""
     began = time.monotonic()
     with served.http() as client:
-        answer = client.post("/v1/completions", json={"prompt": "x", "guided_choice": [word], "max_tokens": 20})
+        answer = client.post("/v1/completions", json={"prompt": "x", "guided_choice": [word], "max_tokens": 60})
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == word, answer.text
     return time.monotonic() - began
 

@@ -40,7 +40,7 @@ class RequestMetrics:
     simulated: bool
     depth: int
     speculative_decoding: SpecDecodeMetrics | None = None
-    queued_s: float | None = None
+    queued_s: float | None = field(default=None, compare=False)
     by_source: Mapping[str, DraftCounts] = field(default_factory=dict)
 
     @classmethod
