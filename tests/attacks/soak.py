@@ -38,7 +38,7 @@ from support.doubles.processes import children_of
 from support.doubles.server import PROMPT, Served, gauges, offline, serving, settle
 
 HONEST = Client(KEYS.honest.key, "127.0.0.3")
-STREAMING = [Client(f"streaming {i}", f"127.0.0.{4 + i}") for i in range(4)]
+STREAMING = [Client(f"streaming-{i}", f"127.0.0.{4 + i}") for i in range(4)]
 """One for each stream: while all places are taken, only a client that has none is given one."""
 OPTIONS = (
     *SHARED_OPTIONS,
