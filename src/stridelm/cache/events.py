@@ -1,4 +1,4 @@
-"""What the prefix cache gains and loses, in the form of vLLM's KV events (vllm/distributed/kv_events.py, 0.33).
+"""The prefix cache's gains and losses, in the form of vLLM's KV events (vllm/distributed/kv_events.py, 0.33).
 
 The events are those of one page group: the one with full attention, if there is one, since no cached prefix is longer
 than what that holds.
@@ -21,7 +21,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
-    """Of the page before them; None if they begin a prefix."""
+    """The hash of the page before them; None if they begin a prefix."""
     token_ids: list[int]
     """`block_size` for each of them."""
     block_size: int

@@ -18,6 +18,7 @@ import msgspec
 
 from stridelm.chat.forced_values import (
     Format,
+    check_free_text,
     const,
     either,
     json_value,
@@ -39,15 +40,14 @@ SPACE = re.compile(r"\s*")
 
 
 class Body(Protocol):
-    """What stands between the beginning and the end of a call."""
+    """The part of a call between its beginning and its end."""
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
-        """The calls in a body. name: if what precedes the body says it. parameters: name -> JSON schema, by which
-        arguments that are plain text get types. Raises ValueError for what is not complete and valid."""
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
+        """The calls in a body. name: empty if nothing before the body says it. parameters: name -> JSON schema, by
+        which arguments that are plain text get types. Raises ValueError for what is not complete and valid."""
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
-        """What the model may write as the body of a call with these parameters. Raises ValueError for what cannot be
-        forced."""
+        """The formats of a body with these parameters. Raises ValueError for parameters that cannot be forced."""
 
     @property
     def delimiters(self) -> Sequence[str]:
@@ -67,10 +67,8 @@ class JsonArguments:
     fence: str = ""
     delimiters = ()
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
         text = body.strip().removesuffix(self.fence.strip()) if self.fence else body
-        if name is None:
-            raise ValueError("the call has no name")
         return [(name.strip(), _object(text.strip() or "{}"))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -78,15 +76,15 @@ class JsonArguments:
 
 
 @dataclass(frozen=True)
-class JsonObject:
-    """A JSON object with name and arguments, or a list of them. separator: between several."""
+class JsonObject(JsonArguments):
+    """A JSON object with name and arguments, or a list of them; only its arguments where the name comes before.
+    separator: between several."""
 
     separator: str = ""
-    delimiters = ()
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
-        if name is not None:
-            return JsonArguments().read(body, name, parameters)
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
+        if name:
+            return super().read(body, name, parameters)
         calls: list[_Call] = []
         gap = re.compile(rf"\s*{re.escape(self.separator)}?\s*")
         text, begin = body.strip(), 0
@@ -102,9 +100,6 @@ class JsonObject:
             raise ValueError("there is no call in it")
         return [(call.name, _object(bytes(call.arguments or call.parameters or b"{}").decode())) for call in calls]
 
-    def forced(self, schema: Mapping[str, Any]) -> list[Format]:
-        return [{"type": "json_schema", "json_schema": schema}]
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -118,9 +113,7 @@ class Parameters:
     end: str = ""
     delimiters = ()
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
-        if name is None:
-            raise ValueError("the call has no name")
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
         schema = parameters.get(name)
         schemas = schema.get("properties") if isinstance(schema, dict) else None
         found: dict[str, Any] = {}
@@ -166,9 +159,7 @@ class LooseJson:
     def delimiters(self) -> Sequence[str]:
         return (self.quote,)
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
-        if name is None:
-            raise ValueError("the call has no name")
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
         quote = re.escape(self.quote)
 
         def plain(found: re.Match[str]) -> str:
@@ -199,11 +190,11 @@ class LooseJson:
         if not types or set(types) - {"string", *SCALARS}:
             raise ValueError(f"parameter {key!r}: only text, numbers, booleans, null and objects can be forced here")
         quoted = {"type": "tag", "begin": self.quote, "content": {"type": "any_text"}, "end": self.quote}
-        text = text_or_json(key, schema, root, quoted)
-        if text is None:
+        if "string" not in types:
             return [json_value(schema, root)]
+        check_free_text(key, schema)
         others = [kind for kind in types if kind != "string"]
-        return [either([text, json_value({"type": others}, {})]) if others else text]
+        return [either([quoted, json_value({"type": others}, {})]) if others else quoted]
 
 
 @dataclass(frozen=True)
@@ -212,7 +203,7 @@ class PythonCalls:
 
     delimiters = ("<|python_start|>", "<|python_end|>")
 
-    def read(self, body: str, name: str | None, parameters: Mapping[str, Any]) -> list[Named]:
+    def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
         text = body.strip().removesuffix("<|python_end|>").strip()
         if len(text) > LONGEST_PYTHON:
             raise ValueError(f"it has more than {LONGEST_PYTHON} characters")

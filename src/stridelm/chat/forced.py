@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Literal
 
-from stridelm.chat.forced_values import Format, at_root, const, either, sequence
+from stridelm.chat.forced_values import Format, at_root, const, either, optional, sequence
 from stridelm.chat.formats import ReasoningFormat, ToolFormat
 from stridelm.chat.message_format import MessageFormat
 
@@ -20,7 +20,7 @@ NOT_A_CALL = {"type": "regex", "pattern": r"(?:[^\s\[{<][\s\S]*)?"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks of a message. tools: in OpenAI's form, those that may be called. parallel: there may be
+    """A request's demands on a message. tools: in OpenAI's form, those that may be called. parallel: there may be
     several calls. answer: the structure of its content (SamplingParams.structured_outputs)."""
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -31,7 +31,7 @@ class Wanted:
 
     @property
     def strict(self) -> bool:
-        """Whether calls are bound to their schemas although none need be made."""
+        """Whether the grammar holds calls to their schemas even if none is required."""
         return self.only or not self.parallel or any(tool["function"].get("strict") for tool in self.tools)
 
 
@@ -86,12 +86,12 @@ def _reasoning(form: ReasoningFormat, state: str) -> list[Format]:
     begin = form.open if state == "free" else ""
     whole: list[Format] = [{"type": "tag", "begin": begin, "content": free, "end": form.close}]
     whole += [const(form.after)] if form.after else []
-    return whole if state == "open" else [{"type": "optional", "content": sequence(whole)}]
+    return whole if state == "open" else [optional(whole)]
 
 
 def _calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
     """One call or more."""
-    one: Format = {"type": "or", "elements": [_call(form, tool["function"]) for tool in tools]}
+    one: Format = either([_call(form, tool["function"]) for tool in tools])
     several: list[Format] = []
     if parallel and not form.single:
         following = sequence([*([const(form.between)] if form.between else []), one])
@@ -117,7 +117,7 @@ def _call(form: ToolFormat, function: Mapping[str, Any]) -> Format:
 def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
     """Text, with calls that are bound to their schemas."""
     if form.at_start:
-        return [{"type": "or", "elements": [sequence(_calls(form, tools, parallel)), NOT_A_CALL]}]
+        return [either([sequence(_calls(form, tools, parallel)), NOT_A_CALL])]
     begin, end = form.section
     mark = (begin or form.begin.partition("{name}")[0]).strip()
     trigger = mark[: mark.index(">") + 1] if ">" in mark else mark.partition("]")[0] + "]"
@@ -146,7 +146,7 @@ def _answer(given: Mapping[str, Any]) -> Format:
             raise ValueError("a structural tag beside tools or reasoning must have a format")
         return dict(value["format"])
     if kind == "choice":
-        return {"type": "or", "elements": [const(word) for word in value]}
+        return either([const(word) for word in value])
     if kind in ("json", "json_object"):
         schema = {"type": "object"} if kind == "json_object" else value
         return {"type": "json_schema", "json_schema": json.loads(schema) if isinstance(schema, str) else schema}

@@ -76,9 +76,15 @@ def text_or_json(key: str, schema: Mapping[str, Any], root: Mapping[str, Any], t
     words = words_of(schema, root)
     if words is not None:
         return either([const(word if isinstance(word, str) else json.dumps(word)) for word in words])
-    if any(f'"{limit}"' in json.dumps(schema) for limit in LIMITS_OF_TEXT):
-        raise ValueError(f"parameter {key!r}: only text without pattern, format and lengths can be forced here")
+    check_free_text(key, schema)
     return text
+
+
+def check_free_text(key: str, schema: Mapping[str, Any]) -> None:
+    """Raises ValueError for text that is limited by more than where it ends."""
+    written = json.dumps(schema)
+    if any(f'"{limit}"' in written for limit in LIMITS_OF_TEXT):
+        raise ValueError(f"parameter {key!r}: only text without pattern, format and lengths can be forced here")
 
 
 def listed(pairs: Mapping[str, list[Format]], required: Sequence[str], comma: str) -> list[Format]:

@@ -57,7 +57,7 @@ class ToolFormat:
 THINK = ReasoningFormat("<think>", "</think>")
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     **dict.fromkeys(
-        (*("qwen3", "deepseek_v3", "glm45", "kimi_k2", "mimo", "minimax_m2", "holo2", "ernie45", "step3p5", "think"),),
+        ("qwen3", "deepseek_v3", "glm45", "kimi_k2", "mimo", "minimax_m2", "holo2", "ernie45", "step3p5", "think"),
         THINK,
     ),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", implied=True),

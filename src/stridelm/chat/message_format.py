@@ -28,11 +28,12 @@ Field = dict[str, Any]
 
 @dataclass(frozen=True)
 class CallRegion:
-    """Where a call stands. field: of a response template. read: the calls, of what was found and each function's JSON
-    schema of parameters; raises ValueError for what is no call. closing: the literal that ends it, if that is one.
-    open_ended: the end of the message may end it too."""
+    """Where a call stands. opening: pattern that begins it. ends: what ends it, as a field of a response template says
+    it. read: the calls, of what was found and each function's JSON schema of parameters; raises ValueError for what is
+    no call. closing: the literal that ends it, if that is one. open_ended: the end of the message may end it too."""
 
-    field: Field
+    opening: str
+    ends: Field
     read: Callable[[Mapping[str, str], Mapping[str, Any]], list[Named]]
     closing: str = ""
     open_ended: bool = False
@@ -59,16 +60,16 @@ class MessageFormat:
         if self.tools is None:
             return None
         form = self.tools
-        field: Field = {"open_pattern": form.opening}
+        ends: Field = {}
         if form.closing:
-            field["close"] = form.closing
+            ends = {"close": form.closing}
         elif not form.at_start:
-            field["close_pattern"] = f"(?={form.opening})"
+            ends = {"close_pattern": f"(?={form.opening})"}
 
         def read(found: Mapping[str, str], parameters: Mapping[str, Any]) -> list[Named]:
-            return form.body.read(found["body"], found.get("name") or None, parameters)
+            return form.body.read(found["body"], found.get("name", ""), parameters)
 
-        return CallRegion(field, read, form.closing, not form.closing, form.at_start, form.id_style)
+        return CallRegion(form.opening, ends, read, form.closing, not form.closing, form.at_start, form.id_style)
 
     @property
     def reads_calls(self) -> bool:
@@ -101,9 +102,7 @@ class MessageFormat:
         if reasoning and self.reasoning is not None:
             fields["reasoning"] = {"open": self.reasoning.open, "close": self.reasoning.close, **RAW}
         if calls and self.call_region is not None:
-            given = self.call_region.field
-            opening = given.get("open_pattern") or _either(given["open"])
-            ends: Field = {key: given[key] for key in ("close", "close_pattern") if key in given}
+            opening, ends = self.call_region.opening, self.call_region.ends
             said = {"opening": "{opening}", "body": "{content}"}
             if self.published is None and "(?P<name>" in opening:
                 said["name"] = "{name}"
@@ -163,7 +162,8 @@ def _published_region(template: Mapping[str, Any]) -> CallRegion | None:
             raise ValueError("the response template does not make a call of it") from error
 
     close = region.get("close")
-    return CallRegion(region, read, _first(close) if close else "", open_ended=not close)
+    ends = {key: region[key] for key in ("close", "close_pattern") if key in region}
+    return CallRegion(opening, ends, read, _first(close) if close else "", open_ended=not close)
 
 
 def _arguments(value: Any, schema: Any) -> str:

@@ -74,13 +74,12 @@ class MessageParser:
 
     def feed(self, pieces: Sequence[str]) -> list[Part]:
         """More of the message: the text of each token. Returns what is known now."""
-        text = "".join(pieces)
-        if not text:
-            self._ends.extend([self._length + NOT_YET] * len(pieces))
-            return []
         for piece in pieces:
             self._length += len(piece)
             self._ends.append(self._length if piece else self._length + NOT_YET)
+        text = "".join(pieces)
+        if not text:
+            return []
         if self._implied:
             return self._after_implied(text)
         if self._settled and self._quiet and not MARK_BEGINS.search(text):

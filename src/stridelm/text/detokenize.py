@@ -43,7 +43,7 @@ class Detokenizer:
     ) -> None:
         """kept: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.skipped_ids(skip_special_tokens, kept)
         self._skip = skip_special_tokens and not kept  # those that are skipped never enter the window
         self._byte_values = tokenizer.byte_values
         self._window: list[int] = []

@@ -56,7 +56,7 @@ class TokenPlacer:
     ) -> None:
         """kept: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.skipped_ids(skip_special_tokens, kept)
         self._begun = False
         """Whether any text came before."""
         self._next = 0

@@ -102,6 +102,10 @@ class Tokenizer:
         text = self.hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def skipped_ids(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> frozenset[int]:
+        """Ids that a text leaves out. kept: special tokens that it has in any case."""
+        return self.special_ids - kept if skip_special_tokens else frozenset()
+
     def knows(self, token: int) -> bool:
         """Whether the id is a token of this vocabulary. A model may have logits for ids that are not."""
         if self._rust is not None:

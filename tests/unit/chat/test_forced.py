@@ -11,7 +11,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from stridelm.builtin import builtin_path
 from stridelm.chat.forced import Wanted, structure
 from stridelm.chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from stridelm.chat.message_format import MessageFormat
@@ -45,16 +44,6 @@ TOOLS: list[dict[str, Any]] = [
 ]
 SCHEMAS = {"find": TOOLS[0]["function"]["parameters"], "find_all": {"type": "object"}}
 ANSWER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(builtin_path())
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
 
 
 def output(grammars: Grammars, tokenizer: Tokenizer, spec: dict[str, Any], seed: int, begin: str = "") -> str | None:

@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stridelm.builtin import builtin_path
 from stridelm.chat.forced import Wanted, structure
 from stridelm.chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from stridelm.chat.message_format import MessageFormat
@@ -35,16 +34,6 @@ def tools_of(parameters: Any, name: str = "f") -> list[dict[str, Any]]:
 def read(name: str, text: str, parameters: Any = None, function: str = "f") -> list[Part]:
     parser = MessageParser(form_of(name), "", tools_of(parameters or {}, function))
     return parser.feed([text]) + parser.finish()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(builtin_path())
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
 
 
 def allows(grammars: Grammars, tokenizer: Tokenizer, name: str, text: str, parameters: Any, function: str) -> bool:
