@@ -5,7 +5,8 @@ address:
 
 - Beyond the limit on connections, one that waits for the rest of its request, or for its next, is closed for a new one:
   of the client with most such connections, the one that has waited longest. If nearly all have a request, a few new
-  connections may still tell their client; if another has more connections, that one's newest is closed for it.
+  connections may still tell their client; if another has more connections, that one's newest is closed for it. Before
+  any of these go those that were refused, and stay open only until their clients have read why.
 - Beyond the limit on memory, requests and answers may each have half, and what the other leaves. Of the kind that has
   more, the client that holds most loses its largest connection.
 
@@ -89,6 +90,8 @@ class Guard:
         self.feeder = Feeder()
         self._waiting: dict[str, dict[Holder, None]] = {}
         """Tenant -> its connections without a complete request, longest-waiting first."""
+        self._leaving: dict[Holder, None] = {}
+        """Those that were told to go, longest ago first."""
         self.bodies = 0
         """Bytes of request bodies held."""
         self._swept = 0.0
@@ -97,8 +100,13 @@ class Guard:
         """It waits for a request, or for the rest of one."""
         self._waiting.setdefault(holder.tenant, {})[holder] = None
 
+    def leave(self, holder: Holder) -> None:
+        """It is open only so that its client can read the last answer."""
+        self._leaving[holder] = None
+
     def unwait(self, holder: Holder) -> bool:
         """It has a complete request, or is closed. Returns whether it waited."""
+        self._leaving.pop(holder, None)
         line = self._waiting.get(holder.tenant, {})
         if holder not in line:
             return False
@@ -110,7 +118,7 @@ class Guard:
     def has_room(self, count: int) -> bool:
         """Whether one more connection may stay in addition to `count`, at least for a head; if necessary, a waiting one
         is closed for it."""
-        if count < self.limits.connections:
+        if count < self.limits.connections or self._close_leaving():
             return True
         newcomers = max(min(self.limits.connections // 8, MAX_NEWCOMERS), 1)
         waiting, full = sum(map(len, self._waiting.values())), count >= self.limits.connections + newcomers
@@ -127,7 +135,7 @@ class Guard:
     def admits(self, newcomer: Holder, holders: Collection[Holder]) -> bool:
         """Whether a connection may stay once its client is known; if necessary, the newest of the client with most is
         closed for it. holders: all connections, also this one."""
-        if len(holders) <= self.limits.connections:
+        if len(holders) <= self.limits.connections or self._close_leaving():
             return True
         counts = Counter(holder.tenant for holder in holders)
         [(most, count)] = counts.most_common(1)
@@ -137,6 +145,13 @@ class Guard:
         logger.warning("closed one of a client's %d connections for another client; see --max-connections", count)
         max((holder for holder in holders if holder.tenant == most), key=lambda one: one.opened).hang_up()
         return True
+
+    def _close_leaving(self) -> bool:
+        """Close one of those that were told to go, if there is any."""
+        holder = next(iter(self._leaving), None)
+        if holder is not None:
+            holder.hang_up()  # which calls `unwait`
+        return holder is not None
 
     def received(self, size: int, holders: Iterable[Holder]) -> None:
         """Add bytes of a request body, or subtract them; if too many are held, close connections."""

@@ -162,7 +162,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._release()
             if self._in_body:  # the rest is not needed
                 self.transport.close()
-            elif not self.transport.is_closing():
+            if self.transport.is_closing():
+                self.guard.leave(self)
+            else:
                 self.guard.wait(self)
 
     def send_400_response(self, msg: str) -> None:
@@ -230,6 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(_raw(error))
             self.transport.unread = True
         self.transport.close()
+        self.guard.leave(self)
 
     def _disconnect(self) -> None:
         """Let the request that is being answered end: the answer cannot be sent. Uvicorn tells only the one that

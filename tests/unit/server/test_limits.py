@@ -80,6 +80,21 @@ def test_an_upload_survives_idle_connections() -> None:
     assert [one.opened for one in closed] == sorted(one.opened for one in closed)
 
 
+def test_those_that_were_refused_go_first() -> None:
+    """Connections that linger after an answer keep nobody out, and nobody that waits is closed instead of them."""
+    closed: list[Connection] = []
+    guard = Guard(LIMITS)
+    refused = [Connection("hostile", opened=number, closed=closed, guard=guard) for number in range(3)]
+    for one in refused:
+        guard.leave(one)
+    guard.wait(Connection("modest", closed=closed, guard=guard))
+    assert guard.has_room(100) and closed == refused[:1]
+    newcomer = Connection("modest", closed=closed, guard=guard)
+    assert guard.admits(newcomer, [newcomer, *refused, *[Connection("modest")] * 40]) and closed == refused[:2]
+    guard.unwait(refused[2])  # closed by its client
+    assert not guard.admits(newcomer, [newcomer, *[Connection("modest")] * 40]) and closed == refused[:2]
+
+
 def test_a_newcomer_takes_the_place_of_who_has_most() -> None:
     """If all connections have requests, another client's first is served in place of the newest of the client with
     most; a client that has as many as any is refused itself."""
