@@ -161,8 +161,6 @@ def _mapping(text: str) -> dict[str, Any]:
 
 def _reason(error: str) -> str:
     """llguidance's message, in one line, without options that are not ours."""
-    if "oneOf" in error:
-        return "oneOf whose branches are not known to exclude one another cannot be held; use anyOf"
     line = " ".join(error.partition("<state>")[0].partition("%llguidance")[0].split())
     line = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)
     return line.removesuffix(" 1 |").removesuffix(" 2 |").strip()[:200]

@@ -158,8 +158,8 @@ class _Walk:
                 raise Refusal(place, keyword, "would change what references mean; leave it out")
         if keyword == "$ref":
             return self._reference(value, place, several)
-        if keyword == "oneOf" and "anyOf" not in schema:
-            return self._one_of(value, place, several)
+        if keyword == "oneOf":
+            return self._one_of(value, schema, place, several)
         if keyword in IN_PLACE:
             return self._list(keyword, value, place, several)
         rule = RULES.get(keyword)
@@ -185,16 +185,19 @@ class _Walk:
             raise Refusal(place, keyword, "must be a list of schemas, at least one")
         return {keyword: [self._schema(one, (*place, keyword, str(i)), combined) for i, one in enumerate(value)]}
 
-    def _one_of(self, value: Any, place: Place, combined: bool) -> Mapping[str, Any]:
+    def _one_of(self, value: Any, schema: Mapping[str, Any], place: Place, combined: bool) -> Mapping[str, Any]:
         """Branches that exclude one another are as good as anyOf's. Those of a discriminated union do once the property
-        that tells them apart is required."""
+        that tells them apart is required. llguidance is not asked: objects that are closed (`held_schema`) may exclude
+        one another there, and what matches one of them matches both in the standard."""
+        if "anyOf" in schema:
+            raise Refusal(place, "oneOf", "cannot be held beside anyOf; leave one out")
         branches = [self._followed(one, place) for one in value] if isinstance(value, list) else []
         if all(branch.get("type") == "object" for branch in branches) and (name := told_apart_by(branches)):
             required = [[*dict.fromkeys((*branch.get("required", ()), name))] for branch in branches]
             value = [{**branch, "required": names} for branch, names in zip(branches, required, strict=True)]
-            return {"anyOf": self._list("oneOf", value, place, combined)["oneOf"]}
-        apart = all(are_apart(one, other) for one, other in combinations(branches, 2))
-        return {"anyOf" if apart else "oneOf": self._list("oneOf", value, place, combined)["oneOf"]}
+        elif not all(are_apart(one, other) for one, other in combinations(branches, 2)):
+            raise Refusal(place, "oneOf", "has branches that are not known to exclude one another; use anyOf")
+        return {"anyOf": self._list("oneOf", value, place, combined)["oneOf"]}
 
     def _followed(self, schema: Any, place: Place) -> dict[str, Any]:
         """What a schema that is only a reference leads to; empty for what is not an object."""

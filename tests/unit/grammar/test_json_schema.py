@@ -82,7 +82,12 @@ def test_published_suite(draft: str) -> None:
         ),
         ({"items": {"if": {}, "then": {}}}, "if at #/items cannot be held"),
         ({"uniqueItems": True}, "uniqueItems at # cannot be held; leave it out"),
-        ({"oneOf": [{"enum": [3, 4]}, {"enum": [4, 5]}]}, "oneOf whose branches"),
+        ({"oneOf": [{"enum": [3, 4]}, {"enum": [4, 5]}]}, "oneOf at # has branches"),
+        (  # apart once they are closed, but {"x": 0} matches both
+            {"oneOf": [{"type": "object", "properties": {"x": {"const": 0}}, "required": ["x"]}, {"properties": {}}]},
+            "oneOf at # has branches",
+        ),
+        ({"anyOf": [{"type": "string"}], "oneOf": [{"type": "string"}]}, "oneOf at # cannot be held beside anyOf"),
         ({"format": "iri"}, "format at # iri cannot be held"),
         ({"type": "string", "pattern": "^(?!a)[a-b]$"}, "pattern at # look-around"),
         ({"patternProperties": {"(": {}}}, "patternProperties at # it is not a regular expression"),
