@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from stridelm.params import MAX_STOPS
 from stridelm.server import agents
@@ -20,22 +20,18 @@ FAILED = "The tool failed:"
 NO_EDITS: tuple[Any, ...] = ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
-class Strict(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Message(Strict):
+class Message(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
-class ToolChoice(Strict):
+class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingOptions(Strict):
+class ThinkingOptions(Body):
     """enabled and disabled: the chat template's variable enable_thinking; adaptive leaves it to the template.
     budget_tokens: a hint, without effect. display: omitted leaves thinking out of the answer."""
 
@@ -44,7 +40,7 @@ class ThinkingOptions(Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputOptions(Strict):
+class OutputOptions(Body):
     """effort: the chat template's variable reasoning_effort, where max is xhigh."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None

@@ -55,8 +55,6 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """From vLLM: usage in every event."""
@@ -64,9 +62,7 @@ class StreamOptions(Body):
     """Events have no padding."""
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
-
+class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -74,17 +70,13 @@ class JsonSchema(BaseModel):
     """Has no effect: the output always follows the schema."""
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class SamplingFields(InertFields):
     """What completions and chat have in common. Names are vLLM's where OpenAI has none."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
@@ -141,7 +133,7 @@ class SamplingFields(InertFields):
         if structured is not None:
             given["structured_outputs"] = structured
         if self.logit_bias is not None:
-            given["logit_bias"] = _by_id(self.logit_bias)
+            given["logit_bias"] = biases_by_id(self.logit_bias)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options would have no effect without stream; leave it out", "stream_options")
         try:
@@ -194,32 +186,24 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class FunctionName(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class FunctionName(Body):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Body):
     """The function that must be called."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: FunctionName
 
 
-class ToolSubset(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ToolSubset(Body):
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_WORDS)
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(Body):
     """Some of the tools: the model reads of all, and may call these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
@@ -271,7 +255,7 @@ class ChatRequest(SamplingFields, Conversation):
     """From vLLM: False leaves reasoning out of the answer."""
 
 
-def _by_id(bias: Mapping[str, float]) -> dict[int, float]:
+def biases_by_id(bias: Mapping[str, float]) -> dict[int, float]:
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError as error:

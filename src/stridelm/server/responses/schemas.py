@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from stridelm.params import MAX_LOGPROBS
 from stridelm.server import agents
@@ -22,16 +22,12 @@ Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSA
 class TextOptions(Body):
     """verbosity: a hint, without effect."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     format: dict[str, Any] = {"type": "text"}  # noqa: RUF012
     verbosity: Literal["low", "medium", "high"] = "medium"
 
 
 class ReasoningOptions(Body):
     """effort: a variable of the chat template. summary: a hint; reasoning is returned as it is."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

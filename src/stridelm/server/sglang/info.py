@@ -30,25 +30,9 @@ PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "mod
 """Options that are secret, contain a path on the server, or are reported under another name."""
 
 FOR_CLIENTS = (
-    *(
-        "model_id",
-        "model_path",
-        "tokenizer_path",
-        "served_model_name",
-        "drafter",
-        "depth",
-        "acceptance",
-        "context_length",
-    ),
-    *(
-        "max_depth",
-        "max_draft_rows",
-        "block_size",
-        "max_total_tokens",
-        "max_running_requests",
-        "version",
-        "weight_version",
-    ),
+    *("model_id", "model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance"),
+    *("context_length", "max_depth", "max_draft_rows", "block_size", "max_total_tokens", "max_running_requests"),
+    *("version", "weight_version"),
     *("dp_size", "tp_size", "pp_size", "disaggregation_mode", "is_embedding", "internal_states"),
 )
 """The fields of /server_info that callers other than operators get."""
