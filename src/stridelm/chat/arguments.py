@@ -35,8 +35,8 @@ MAX_LEVELS = 8
 LONGEST_PYTHON = 1 << 13
 """Characters, which Python's parser reads in some hundredths of a second."""
 SCALARS = ("integer", "number", "boolean", "null")
+JSON_NAMES = {"true": True, "false": False, "null": None}
 BARE_KEY = r"[\w.$@-]{1,256}"
-SPACE = re.compile(r"\s*")
 
 
 class Body(Protocol):
@@ -95,7 +95,9 @@ class JsonObject(JsonArguments):
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 raise ValueError("it is not a JSON object with a name and arguments") from error
             calls += found if isinstance(found, list) else [found]
-            begin = _end_of(gap, text, end)
+            after = gap.match(text, end)
+            assert after is not None  # it may be empty
+            begin = after.end()
         if not calls:
             raise ValueError("there is no call in it")
         return [(call.name, _object(bytes(call.arguments or call.parameters or b"{}").decode())) for call in calls]
@@ -122,16 +124,15 @@ class Parameters:
             if not text.endswith(self.end):
                 raise ValueError("it is not complete")
             text = text.removesuffix(self.end).rstrip()
-        before, begin = re.compile(self.before), 0
+        argument, begin = re.compile(rf"{self.before}\n?(.*?)\n?{re.escape(self.after)}\s*", re.DOTALL), 0
         while begin < len(text):
-            head = before.match(text, begin)
-            end = text.find(self.after, head.end()) if head is not None else -1
-            if head is None or end < 0:
+            one = argument.match(text, begin)
+            if one is None:
                 raise ValueError("it is not a list of arguments")
-            key, value = head.group(1).strip(), text[head.end() : end].removeprefix("\n").removesuffix("\n")
-            is_text = head.group(2) if before.groups > 1 else None
-            found[key] = value if is_text == "true" else typed(value, (schemas or {}).get(key), root=schema)
-            begin = _end_of(SPACE, text, end + len(self.after))
+            key, *is_text, value = one.groups()
+            key = key.strip()
+            found[key] = value if is_text == ["true"] else typed(value, (schemas or {}).get(key), root=schema)
+            begin = one.end()
         return [(name, json.dumps(found, ensure_ascii=False, allow_nan=False))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -233,16 +234,7 @@ class _Constants(ast.NodeTransformer):
     """JSON's names of constants, which a forced call has."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant({"true": True, "false": False, "null": None}[node.id]) if node.id in _JSON else node
-
-
-_JSON = ("true", "false", "null")
-
-
-def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
-    """Where what a pattern matches at a place ends."""
-    found = pattern.match(text, begin)
-    return begin if found is None else found.end()
+        return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node
 
 
 def _object(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ class ModelChat:
             for mark in (reasoning.open, reasoning.close) if reasoning is not None else ():
                 opening = opening.partition(mark.strip())[0]
             anchors = [opening] if opening.strip() else [one for one in ANCHORS if one.strip() in source]
-            self.form = MessageFormat(reasoning, tools, anchors)
+            self.form = MessageFormat(reasoning, tools, "|".join(map(re.escape, anchors)) or "(?!)")
             self.source = "the chat template" if AUTO in (tool_call_parser, reasoning_parser) else "options"
         said = "\n".join(self.form.texts)
         self.kept = frozenset(token for token in tokenizer.special_ids if tokenizer.token_text(token) in said)
@@ -67,7 +68,7 @@ class ModelChat:
     @property
     def description(self) -> str:
         """One line for people."""
-        calls = self.tool_name or ("as the response template says" if self.form.reads_calls else "none")
+        calls = self.tool_name or ("as the response template says" if self.form.call_region else "none")
         reasoning = self.reasoning_name or ("as the response template says" if self.form.reasoning else "none")
         return f"tool calls: {calls}, reasoning: {reasoning} (by {self.source})"
 
@@ -78,7 +79,7 @@ class ModelChat:
     def opened(self, prompt_ids: Sequence[int]) -> str:
         """What a prompt has of the message that follows it: the text after its last anchor, or nothing if there is
         none."""
-        anchor = self.form.template(False, False).start_anchor_re
+        anchor = self.form.templates[False, False].start_anchor_re
         tail = TAIL
         while True:
             text = self.tokenizer.decode(prompt_ids[-tail:], skip_special_tokens=False)

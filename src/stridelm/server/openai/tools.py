@@ -37,7 +37,7 @@ def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
         return ()
     if choice == "none":
         return ()
-    if not chat.form.reads_calls:
+    if chat.form.call_region is None:
         raise bad_request(
             "tools: how this model calls them is not known; start with --tool-call-parser, or leave them out",
             "tools",
