@@ -10,7 +10,7 @@ from typing import Any
 from stridelm.server.anthropic.schemas import MessagesRequest
 from stridelm.server.chunk import Chunk
 from stridelm.server.errors import MESSAGES, ApiError
-from stridelm.server.message_answer import Event, MessageAnswer, drafted
+from stridelm.server.message_answer import Event, MessageAnswer, drafted, encoded
 from stridelm.server.messages import Finish
 from stridelm.server.openai.tools import MessageReading
 from stridelm.server.service import Service
@@ -26,7 +26,7 @@ DELTAS = {
 class AnthropicAnswer(MessageAnswer):
     def __init__(self, service: Service, body: MessagesRequest, prompt: array[int], reading: MessageReading) -> None:
         thinking = body.thinking
-        super().__init__(prompt, reading, reasoning=thinking is None or thinking.display != "omitted")
+        super().__init__(service, prompt, reading, reasoning=thinking is None or thinking.display != "omitted")
         self._id, self._model = f"msg_{secrets.token_hex(12)}", service.names[0]
         self._begun = False
 
@@ -60,8 +60,8 @@ class AnthropicAnswer(MessageAnswer):
         delta = {"type": "message_delta", "delta": ended, "usage": self._usage(), **drafted(finish)}
         return [delta, {"type": "message_stop"}]
 
-    def failure(self, error: ApiError) -> Event:
-        return error.body_at(MESSAGES)
+    def failed(self, error: ApiError) -> bytes:
+        return encoded([error.body_at(MESSAGES)])
 
     def _block(self, text: str) -> dict[str, Any]:
         if self.kind == "call":

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from stridelm.server.anthropic.answer import AnthropicAnswer
 from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest, as_chat
 from stridelm.server.callers import caller_of
+from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import MESSAGES as ROUTE
 from stridelm.server.large import LargeBodies, reply_read
-from stridelm.server.message_answer import send
 from stridelm.server.openai.chat import prepare
 from stridelm.server.openai.conversation import conversation_text
 from stridelm.server.openai.render import rendered
-from stridelm.server.openai.shared import check_model
+from stridelm.server.openai.shared import check_model, reply
 from stridelm.server.prompts import PromptReader
 from stridelm.server.replies import PartsReply, raw_json_reply, to_json, while_connected
 from stridelm.server.service import Service
@@ -29,7 +29,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
     prompt, reading = await prepare(as_chat(body), request)
     answer = AnthropicAnswer(request.app.state.service, body, prompt, reading)
-    return await send(request, prompt, reading, answer, body.stream)
+    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, body.stream)
 
 
 @router.post(f"{ROUTE}/render", response_model=None)
@@ -45,11 +45,11 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The number of tokens that a conversation has as a prompt."""
     service: Service = request.app.state.service
     check_model(service, body.model)
-    reply = reply_read(request)
-    if reply is None:
+    counts = reply_read(request)
+    if counts is None:
         counting = service.beside(caller_of(request), lambda _: to_json(counted(body, service.reader)))
-        reply = await while_connected(request, counting)
-    return raw_json_reply(reply)
+        counts = await while_connected(request, counting)
+    return raw_json_reply(counts)
 
 
 def counted(body: CountRequest, reader: PromptReader) -> dict[str, Any]:

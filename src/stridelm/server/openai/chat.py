@@ -20,19 +20,16 @@ from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Finish, Score, Scores, span_of, top_scores
+from stridelm.server.messages import Finish, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
-from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
-from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading
+from stridelm.server.openai.shared import Choices, Heading, StreamUsage, Usage, check_model, reply, usage_of
+from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading, parts_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 from stridelm.text.tokenizer import Tokenizer
-
-FED = 256
-"""Tokens of a whole message that are parsed at a time."""
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -73,7 +70,7 @@ def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-class _Answer(Events):
+class _Answer(Choices):
     def __init__(
         self, service: Service, body: ChatRequest, prompt: array[int], reading: MessageReading, stream: bool
     ) -> None:
@@ -81,8 +78,7 @@ class _Answer(Events):
         self._n = reading.params.n
         self._usage = Usage(len(prompt))
         beside = StreamUsage(body, self._usage, self._n, self._n)
-        super().__init__(Heading(service, "chatcmpl", kind, body), beside)
-        self._tokenizer = service.tokenizer
+        super().__init__(service, Heading(service, "chatcmpl", kind, body), beside)
         self._body = body
         self._prompt = prompt
         self._parsers = [None if reading.parser is None else reading.parser() for _ in range(self._n)]
@@ -90,11 +86,8 @@ class _Answer(Events):
         self._beside_text = body.logprobs or body.return_token_ids or self._beside.always
         """Whether every chunk is reported, with or without text."""
 
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed, without its choices."""
-        usage = replace(usage_of([self._prompt], samples, self._n), reasoning=self._reasoning_tokens())
-        metrics = metrics_of([sample.ended.metrics for sample in samples])
-        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
+    def usage(self, samples: Sequence[Gathered]) -> Usage:
+        return replace(usage_of([self._prompt], samples, self._n), reasoning=self._reasoning_tokens())
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
         first = {"role": "assistant", "content": ""}
@@ -104,13 +97,13 @@ class _Answer(Events):
         finish, parser = chunk.finish, self._parsers[index]
         delta = {"content": chunk.text}
         if parser is not None:
-            parts = parser.feed(chunk.pieces) + (parser.finish() if finish is not None else [])
+            delta = message_of(parts_of(parser, chunk), self._body.include_reasoning is not False, streamed=True)
             self._usage.reasoning = self._reasoning_tokens()
-            delta = message_of(parts, self._body.include_reasoning is not False, streamed=True)
             if not delta and not self._beside_text and finish is None:
                 return []  # it is not known yet what the text is part of
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
-        choice["logprobs"] = self._logprobs(chunk.logprobs)
+        scores = self._body.logprobs and chunk.logprobs is not None
+        choice["logprobs"] = {"content": self._scored(chunk)} if scores else None
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
         if finish is None:
@@ -123,22 +116,11 @@ class _Answer(Events):
         return choices
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
-        content = list[msgspec.Raw]()
-        for begin in range(0, len(sample.logprobs), SCORED):
-            part = self._logprobs(sample.logprobs[begin : begin + SCORED])
-            content += [msgspec.Raw(to_json(entry)) for entry in (part or {"content": []})["content"]]
-            await turn.breathe()
-        parser = self._parsers[index]
-        if parser is None:
-            message: dict[str, Any] = {"content": sample.text}
-        else:
-            parts = list[Part]()
-            for begin in range(0, len(sample.pieces), FED):
-                parts += parser.feed(sample.pieces[begin : begin + FED])
-                await turn.breathe()
-            parts += parser.finish()
-            message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
+        parser, content, parts = self._parsers[index], list[msgspec.Raw](), list[Part]()
+        async for chunk in sample.again(turn):
+            content += self._scored(chunk)
+            parts += parts_of(parser, chunk)
+        message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", **message},
@@ -156,20 +138,19 @@ class _Answer(Events):
         counts = [parser.reasoning_tokens for parser in self._parsers if parser is not None and parser.finds_reasoning]
         return sum(counts) if counts else None
 
-    def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:
-        """The chat API's log-probabilities: an entry per position."""
-        if not self._body.logprobs or scores is None:
-            return None
-        return {"content": scored(scores, self._body.top_logprobs or 0, self._tokenizer)}
+    def _scored(self, chunk: Chunk) -> list[msgspec.Raw]:
+        return scored(chunk, self._body.top_logprobs or 0, self._service.tokenizer) if self._body.logprobs else []
 
 
-def scored(scores: Sequence[Scores], top: int, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """An entry per position, with its `top` likeliest tokens."""
+def scored(chunk: Chunk, top: int, tokenizer: Tokenizer) -> list[msgspec.Raw]:
+    """Its log-probabilities as JSON: an entry per position, with the `top` likeliest tokens."""
 
     def alternatives(entry: Scores) -> list[dict[str, Any]]:
         return [_entry(one, tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
 
-    return [{**_entry(entry[0], span_of(entry).data), "top_logprobs": alternatives(entry)} for entry in scores]
+    entries = chunk.logprobs or ()
+    own = ({**_entry(one[0], span_of(one).data), "top_logprobs": alternatives(one)} for one in entries)
+    return [msgspec.Raw(to_json(entry)) for entry in own]
 
 
 def _reason(finish: Finish, parser: MessageParser | None) -> str:

@@ -19,7 +19,7 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
+from stridelm.server.openai.shared import Choices, Heading, StreamUsage, Usage, check_model, reply, usage_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
@@ -38,7 +38,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     params = completion_params(body, service)
     prompts = await completion_prompts(body, request)
     asked = [Prompt(ids, params) for ids in prompts]
-    return await reply(request, asked, _Answer(service, body, prompts, params), bool(body.stream))
+    return await reply(request, asked, _Answer(service, body, prompts, params), body.stream)
 
 
 def completion_params(body: CompletionRequest, service: Service) -> SamplingParams:
@@ -87,14 +87,13 @@ def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     return many
 
 
-class _Answer(Events):
+class _Answer(Choices):
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
         self._samples = len(prompts) * params.n
         beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples, params.n)
-        super().__init__(Heading(service, "cmpl", "text_completion", body), beside)
-        self._service = service
+        super().__init__(service, Heading(service, "cmpl", "text_completion", body), beside)
         self._body = body
         self._prompts = prompts
         self._n = params.n
@@ -104,11 +103,8 @@ class _Answer(Events):
         """Whether the one token that is drawn is left out."""
         self._skip = params.skip_special_tokens
 
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed, without its choices."""
-        usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
-        metrics = metrics_of([sample.ended.metrics for sample in samples])
-        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
+    def usage(self, samples: Sequence[Gathered]) -> Usage:
+        return usage_of(self._prompts, samples, self._n, spare=int(self._silent))
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
         indices = range(self._samples if self._body.echo else 0)
@@ -132,7 +128,6 @@ class _Answer(Events):
         return [choice]
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
         prompt_ids = self._prompts[index // self._n]
         text = "" if self._silent else sample.text
         ids = [] if self._silent else sample.token_ids

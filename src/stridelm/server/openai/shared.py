@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +21,7 @@ from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
 from stridelm.server.generation import Generation
 from stridelm.server.openai.schemas import SamplingFields, StreamOptions
-from stridelm.server.replies import EventStream, PartsReply, Streamed, event, listed, to_json, while_connected
+from stridelm.server.replies import Answer, event, listed, send, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 
@@ -152,14 +151,21 @@ class StreamUsage:
         return {"usage": self._usage.as_json(), **self._metrics} if self._at_end else {}
 
 
-class Events(ABC):
-    """An answer's events (replies.Streamed): opening ones, one for each chunk, and what comes beside the choices."""
+class Choices(Answer):
+    """An answer of a choice for each sample. Its events: opening ones, one for each chunk, and what comes beside the
+    choices."""
 
-    keeps = False
-
-    def __init__(self, heading: Heading, beside: StreamUsage) -> None:
-        self._heading, self._beside = heading, beside
+    def __init__(self, service: Service, heading: Heading, beside: StreamUsage) -> None:
+        self._service, self._heading, self._beside = service, heading, beside
         self._opened = False
+
+    @abstractmethod
+    def usage(self, samples: Sequence[Gathered]) -> Usage:
+        """Of the whole answer."""
+
+    @abstractmethod
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """The choice of one sample."""
 
     @abstractmethod
     def opening_choices(self) -> Iterable[dict[str, Any]]:
@@ -168,6 +174,20 @@ class Events(ABC):
     @abstractmethod
     def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         """What a sample's output adds to its choice, for an event each."""
+
+    async def whole(self, generation: Generation) -> list[bytes]:
+        """Encoded choice by choice."""
+        samples = await gather(generation)
+        choices = []
+        async with self._service.turns(generation.tenant) as turn:
+            for index, sample in enumerate(samples):
+                choices.append(to_json(await self.choice(index, sample, turn)))
+                samples[index].forget()
+                await turn.breathe()
+        metrics = metrics_of([sample.ended.metrics for sample in samples])
+        whole = self._heading.around(choices=[], usage=self.usage(samples).as_json(), **metrics)
+        before, after = to_json(whole).split(NO_CHOICES, 1)
+        return [before + b'"choices":', *listed(choices), after]
 
     def opening(self) -> bytes:
         """Empty if the events are to have usage, which is known when the first output arrives."""
@@ -207,36 +227,9 @@ def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int,
     )
 
 
-class Answer(Streamed, Protocol):
-    """A request's answer, complete or as a stream."""
-
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The complete answer with an empty list of choices."""
-
-    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
-
-
-async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
+async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool | None) -> Response:
     """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
-    engine_client = service.engine_client
     starting = service.generate(prompts, caller_of(request))
     request.state.generation = generation = await while_connected(request, starting)
-    close = partial(engine_client.abandon, generation)
-    if stream:
-        return EventStream(generation, answer, close)
-    return PartsReply(await while_connected(request, _parts(service, generation, answer), close))
-
-
-async def _parts(service: Service, generation: Generation, answer: Answer) -> list[bytes]:
-    """The complete answer as JSON, encoded choice by choice."""
-    samples = await gather(generation)
-    choices = []
-    async with service.turns(generation.tenant) as turn:
-        for index, sample in enumerate(samples):
-            choices.append(to_json(await answer.choice(index, sample, turn)))
-            samples[index].forget()
-            await turn.breathe()
-    before, after = to_json(answer.whole(samples)).split(NO_CHOICES, 1)
-    return [before + b'"choices":', *listed(choices), after]
+    return await send(request, generation, answer, stream)

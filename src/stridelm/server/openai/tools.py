@@ -12,6 +12,7 @@ from stridelm.chat.model_chat import ModelChat
 from stridelm.chat.parser import MessageParser
 from stridelm.chat.parts import Part, Text
 from stridelm.params import SamplingParams, StructuredOutputs
+from stridelm.server.chunk import Chunk
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import AllowedTools, ChatRequest, NamedTool
 
@@ -83,22 +84,30 @@ def message_reading(
     return MessageReading(params, lambda: chat.parser(opened, tools, reasoning), chat.kept)
 
 
+def parts_of(parser: MessageParser | None, chunk: Chunk) -> Sequence[Part]:
+    """What more output adds to a message. parser: None where all of it is content."""
+    if parser is None:
+        return [Text("content", chunk.text)] if chunk.text else []
+    return parser.feed(chunk.pieces) + (parser.finish() if chunk.finish is not None else [])
+
+
 def message_of(parts: Iterable[Part], with_reasoning: bool, streamed: bool) -> dict[str, Any]:
     """Parts as fields of a message, or of a stream's delta. Reasoning has both names that clients look for."""
-    texts = {"reasoning": "", "content": ""}
+    said: dict[str, list[str]] = {"reasoning": [], "content": []}
     calls = []
     for part in parts:
         if isinstance(part, Text):
-            texts[part.field] += part.text
+            said[part.field].append(part.text)
         else:
             place = {"index": part.index} if streamed else {}
             function = {"name": part.name, "arguments": part.arguments}
             calls.append({**place, "id": part.id, "type": "function", "function": function})
     fields: dict[str, Any] = {}
-    if texts["content"] or not streamed:
-        fields["content"] = texts["content"] if texts["content"] or not calls else None
-    if texts["reasoning"] and with_reasoning:
-        fields["reasoning_content"] = fields["reasoning"] = texts["reasoning"]
+    content, reasoning = "".join(said["content"]), "".join(said["reasoning"])
+    if content or not streamed:
+        fields["content"] = content if content or not calls else None
+    if reasoning and with_reasoning:
+        fields["reasoning_content"] = fields["reasoning"] = reasoning
     if calls:
         fields["tool_calls"] = calls
     return fields

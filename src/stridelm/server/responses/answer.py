@@ -16,7 +16,6 @@ from stridelm.server.messages import Finish
 from stridelm.server.openai.chat import scored
 from stridelm.server.openai.shared import ONLY_TIER
 from stridelm.server.openai.tools import MessageReading
-from stridelm.server.replies import to_json
 from stridelm.server.responses.schemas import ResponsesRequest
 from stridelm.server.service import Service
 
@@ -32,8 +31,8 @@ MESSAGE = {"type": "message", "role": "assistant"}
 
 class ResponseAnswer(MessageAnswer):
     def __init__(self, service: Service, body: ResponsesRequest, prompt: array[int], reading: MessageReading) -> None:
-        super().__init__(prompt, reading)
-        self._tokenizer, self._top = service.tokenizer, body.top_logprobs
+        super().__init__(service, prompt, reading)
+        self._top = body.top_logprobs
         self._heading = self._repeated(body) | {"model": service.names[0]}
         self._numbered, self._id = 0, ""
         """Events so far, and the id of the open item."""
@@ -45,8 +44,7 @@ class ResponseAnswer(MessageAnswer):
         return encoded([self._event(what, response=begun) for what in ("created", "in_progress")])
 
     def take(self, chunk: Chunk) -> list[Event]:
-        entries = scored(chunk.logprobs or (), self._top, self._tokenizer)
-        self._untold += [msgspec.Raw(to_json(entry)) for entry in entries]
+        self._untold += scored(chunk, self._top, self.service.tokenizer)
         return super().take(chunk)
 
     def begin(self) -> list[Event]:
@@ -85,10 +83,10 @@ class ResponseAnswer(MessageAnswer):
         self.message = self._response(status, usage=usage, incomplete_details=why, **drafted(finish))
         return [self._event(what, response=self.message)]
 
-    def failure(self, error: ApiError) -> Event:
+    def failed(self, error: ApiError) -> bytes:
         what = error.body["error"]
-        failed = {"code": what["code"] or "server_error", "message": what["message"]}
-        return self._event("failed", response=self._response("failed", error=failed))
+        why = {"code": what["code"] or "server_error", "message": what["message"]}
+        return encoded([self._event("failed", response=self._response("failed", error=why))])
 
     def _scored(self, scores: list[msgspec.Raw]) -> dict[str, Any]:
         return {"logprobs": scores} if self.kind == "content" else {}

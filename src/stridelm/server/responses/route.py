@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.large import LargeBodies
-from stridelm.server.message_answer import send
 from stridelm.server.openai.chat import prepare
+from stridelm.server.openai.shared import reply
 from stridelm.server.responses.answer import ResponseAnswer
 from stridelm.server.responses.schemas import ResponsesRequest, as_chat
 
@@ -24,4 +25,4 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
         why = "log-probabilities are of messages that can have neither calls nor reasoning; use /v1/chat/completions"
         raise bad_request(f"include: {why}", "include")
     answer = ResponseAnswer(request.app.state.service, body, prompt, reading)
-    return await send(request, prompt, reading, answer, body.stream)
+    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, body.stream)
