@@ -33,13 +33,13 @@ class ToolFormat:
     """All of them are in the chat template of a model that calls so."""
     opening: str
     """Pattern of what begins a call, up to its body. May have a group `name`, which may be empty."""
-    closing: str
-    """What ends the body. Empty if it lasts to the next opening or the end of the message."""
     body: Body
     begin: str
     """What precedes the body when a call is forced; {name} is the function's name."""
-    end: str
+    end: str = ""
     """What follows it then."""
+    closing: str = ""
+    """What ends the body. Empty if it lasts to the next opening or the end of the message."""
     section: tuple[str, str] = ("", "")
     """Around all calls of a message."""
     between: str = "\n"
@@ -98,7 +98,6 @@ GLM = ToolFormat(
 LLAMA_JSON = ToolFormat(
     markers=("dictionary of argument name and its value",),
     opening=r'(?:<\|python_tag\|>)?(?=\{\s{0,8}"(?:name|type|function|parameters)")',
-    closing="",
     body=JsonObject(separator=";"),
     begin='{"name": "{name}", "parameters": ',
     end="}",
@@ -108,7 +107,6 @@ LLAMA_JSON = ToolFormat(
 MISTRAL = ToolFormat(
     markers=("[TOOL_CALLS]",),
     opening=r"\[TOOL_CALLS\](?P<name>[\w.\-]{0,256})(?:\[CALL_ID\][a-zA-Z0-9]{1,64})?(?:\[ARGS\])?(?=\s{0,8}\[?\s{0,8}\{)",
-    closing="",
     body=JsonObject(),
     begin='{"name": "{name}", "arguments": ',
     end="}",
@@ -119,10 +117,8 @@ MISTRAL = ToolFormat(
 MISTRAL_ARGS = ToolFormat(
     markers=("[TOOL_CALLS]", "[ARGS]"),
     opening=MISTRAL.opening,
-    closing="",
     body=JsonObject(),
     begin="[TOOL_CALLS]{name}[ARGS]",
-    end="",
     between="",
     names=r"[\w.-]+",
     id_style="mistral",
@@ -196,7 +192,6 @@ GEMMA4 = ToolFormat(
 PYTHONIC = ToolFormat(
     markers=("[func_name1(params_name1=params_value1",),
     opening=r"(?:<\|python_start\|>)?(?=\[\s{0,8}[A-Za-z_][\w.]{0,255}\()",
-    closing="",
     body=PythonCalls(),
     begin="{name}(",
     end=")",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,9 +27,9 @@ class MessageAnswer(Answer):
     keeps = True  # blocks, until the answer is complete
     tail = b""
 
-    def __init__(self, service: Service, prompt: array[int], reading: MessageReading, reasoning: bool = True) -> None:
+    def __init__(self, service: Service, reading: MessageReading, reasoning: bool = True) -> None:
         self.service = service
-        self.usage, self.params = Usage(len(prompt), reasoning=0), reading.params
+        self.usage, self.params = Usage(len(reading.prompt.ids), reasoning=0), reading.prompt.params
         self.message: dict[str, Any] = {}
         """The answer, once its output has ended."""
         self.blocks: list[dict[str, Any]] = []

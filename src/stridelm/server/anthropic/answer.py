@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from array import array
 from typing import Any
 
 from stridelm.server.anthropic.schemas import MessagesRequest
@@ -24,9 +23,9 @@ DELTAS = {
 
 
 class AnthropicAnswer(MessageAnswer):
-    def __init__(self, service: Service, body: MessagesRequest, prompt: array[int], reading: MessageReading) -> None:
+    def __init__(self, service: Service, body: MessagesRequest, reading: MessageReading) -> None:
         thinking = body.thinking
-        super().__init__(service, prompt, reading, reasoning=thinking is None or thinking.display != "omitted")
+        super().__init__(service, reading, reasoning=thinking is None or thinking.display != "omitted")
         self._id, self._model = f"msg_{secrets.token_hex(12)}", service.names[0]
         self._begun = False
 

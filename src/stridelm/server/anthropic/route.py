@@ -8,9 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stridelm.server.anthropic.answer import AnthropicAnswer
-from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest, as_chat
+from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest
 from stridelm.server.callers import caller_of
-from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import MESSAGES as ROUTE
 from stridelm.server.large import LargeBodies, reply_read
 from stridelm.server.openai.chat import prepare
@@ -27,17 +26,16 @@ router = APIRouter(route_class=LargeBodies)
 @router.post(ROUTE, response_model=None)
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
-    prompt, reading = await prepare(as_chat(body), request)
-    answer = AnthropicAnswer(request.app.state.service, body, prompt, reading)
-    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, body.stream)
+    reading = await prepare(body.as_chat(), request)
+    answer = AnthropicAnswer(request.app.state.service, body, reading)
+    return await reply(request, [reading.prompt], answer, body.stream)
 
 
 @router.post(f"{ROUTE}/render", response_model=None)
 async def render(body: MessagesRequest, request: Request) -> Response:
     """What /v1/chat/completions/render answers for the same conversation."""
-    chat = as_chat(body)
-    prompt, reading = await prepare(chat, request)
-    return PartsReply(await rendered(chat, request, [prompt], reading.params))
+    reading = await prepare(body.as_chat(), request)
+    return PartsReply(await rendered(body, request, [reading.prompt]))
 
 
 @router.post(f"{ROUTE}/count_tokens", response_model=None)
@@ -54,6 +52,6 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
 
 def counted(body: CountRequest, reader: PromptReader) -> dict[str, Any]:
     """The answer to count_tokens. Raises ApiError for a conversation that the chat template refuses."""
-    text = conversation_text(as_chat(body), reader.tokenizer)
+    text = conversation_text(body.as_chat(), reader.tokenizer)
     [ids] = reader.without_limit().read([text], False, "messages")
     return {"input_tokens": len(ids)}

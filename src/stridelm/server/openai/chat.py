@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from stridelm.chat.parts import Part
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
-from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
@@ -37,21 +35,19 @@ router = APIRouter(route_class=LargeBodies)
 @router.post("/v1/chat/completions", response_model=None)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, through the model's chat template."""
-    prompt, reading = await prepare(body, request)
-    stream = bool(body.stream)
-    answer = _Answer(request.app.state.service, body, prompt, reading, stream)
-    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
+    reading = await prepare(body, request)
+    return await reply(request, [reading.prompt], _Answer(request.app.state.service, body, reading), body.stream)
 
 
-async def prepare(body: ChatRequest, request: Request) -> tuple[array[int], MessageReading]:
-    """The conversation's token ids, and how its answer is read. Raises ApiError for what cannot be served."""
+async def prepare(body: ChatRequest, request: Request) -> MessageReading:
+    """Raises ApiError for what cannot be served."""
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = chat_params(body, service)
     tools = callable_tools(body, service.chat)
     with service.entering(params.n, caller_of(request)):
-        prompt = await while_connected(request, conversation_ids(body, request))
-    return prompt, message_reading(body, service.chat, tools, prompt, params)
+        ids = await while_connected(request, conversation_ids(body, request))
+    return message_reading(body, service.chat, tools, ids, params)
 
 
 def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -71,16 +67,13 @@ def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
 
 
 class _Answer(Choices):
-    def __init__(
-        self, service: Service, body: ChatRequest, prompt: array[int], reading: MessageReading, stream: bool
-    ) -> None:
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        self._n = reading.params.n
-        self._usage = Usage(len(prompt))
+    def __init__(self, service: Service, body: ChatRequest, reading: MessageReading) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._prompt, self._n = reading.prompt.ids, reading.prompt.params.n
+        self._usage = Usage(len(self._prompt))
         beside = StreamUsage(body, self._usage, self._n, self._n)
         super().__init__(service, Heading(service, "chatcmpl", kind, body), beside)
         self._body = body
-        self._prompt = prompt
         self._parsers = [None if reading.parser is None else reading.parser() for _ in range(self._n)]
         """Of each sample's message."""
         self._beside_text = body.logprobs or body.return_token_ids or self._beside.always

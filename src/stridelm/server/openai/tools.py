@@ -13,6 +13,7 @@ from stridelm.chat.parser import MessageParser
 from stridelm.chat.parts import Part, Text
 from stridelm.params import SamplingParams, StructuredOutputs
 from stridelm.server.chunk import Chunk
+from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import AllowedTools, ChatRequest, NamedTool
 
@@ -21,12 +22,11 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class MessageReading:
-    """How a request's messages are read. parser: makes one for a message; None where there is nothing to find in it.
-    kept: special tokens that are marks in it."""
+    """What a conversation asks for, and how the answer is read. parser: makes one for a message; None where there is
+    nothing to find in it."""
 
-    params: SamplingParams
+    prompt: Prompt
     parser: Callable[[], MessageParser] | None = None
-    kept: frozenset[int] = frozenset()
 
 
 def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
@@ -55,11 +55,11 @@ def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
 
 
 def message_reading(
-    body: ChatRequest, chat: ModelChat, tools: Tools, prompt: array[int], params: SamplingParams
+    body: ChatRequest, chat: ModelChat, tools: Tools, ids: array[int], params: SamplingParams
 ) -> MessageReading:
     """tools: from `callable_tools`. Raises ApiError for what cannot be forced in the model's format."""
     if not tools and chat.form.reasoning is None:
-        return MessageReading(params)
+        return MessageReading(Prompt(ids, params))
     choice = body.tool_choice
     required = choice == "required" or isinstance(choice, NamedTool)
     if isinstance(choice, AllowedTools):
@@ -71,7 +71,7 @@ def message_reading(
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     only = len(tools) < len(body.tools or ())
     wanted = Wanted(tools, "required" if required else "auto", parallel, only, answer)
-    opened = chat.opened(prompt)
+    opened = chat.opened(ids)
     try:
         structured = structure(chat.form, opened, wanted)
     except (ValueError, RecursionError) as error:
@@ -81,7 +81,7 @@ def message_reading(
     if structured is not None and structured != answer:
         params = replace(params, structured_outputs=structured)
     reasoning = body.separate_reasoning is not False
-    return MessageReading(params, lambda: chat.parser(opened, tools, reasoning), chat.kept)
+    return MessageReading(Prompt(ids, params, kept=chat.kept), lambda: chat.parser(opened, tools, reasoning))
 
 
 def parts_of(parser: MessageParser | None, chunk: Chunk) -> Sequence[Part]:

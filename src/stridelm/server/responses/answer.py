@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from array import array
 from typing import Any
 
 import msgspec
@@ -30,8 +29,8 @@ MESSAGE = {"type": "message", "role": "assistant"}
 
 
 class ResponseAnswer(MessageAnswer):
-    def __init__(self, service: Service, body: ResponsesRequest, prompt: array[int], reading: MessageReading) -> None:
-        super().__init__(service, prompt, reading)
+    def __init__(self, service: Service, body: ResponsesRequest, reading: MessageReading) -> None:
+        super().__init__(service, reading)
         self._top = body.top_logprobs
         self._heading = self._repeated(body) | {"model": service.names[0]}
         self._numbered, self._id = 0, ""
