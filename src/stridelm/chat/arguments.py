@@ -25,7 +25,6 @@ from stridelm.chat.forced_values import (
     listed,
     optional,
     properties_of,
-    text_or_json,
 )
 from stridelm.chat.schema_types import typed, types_of, words_of
 
@@ -142,12 +141,19 @@ class Parameters:
 
     def _value(self, key: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Format:
         before, middle, after = self.write
-        content = text_or_json(key, schema, root, {"type": "any_text"})
-        begin = before + key + middle.replace("{text}", "true" if types_of(schema, root) == ("string",) else "false")
+        types, words = types_of(schema, root), words_of(schema, root)
+        content: Format = {"type": "any_text"}
+        if types and "string" not in types:
+            content = json_value(schema, root)
+        elif words is not None:
+            content = either([const(word if isinstance(word, str) else json.dumps(word)) for word in words])
+        else:
+            check_free_text(key, schema)
+        begin = before + key + middle.replace("{text}", "true" if types == ("string",) else "false")
         head = re.match(self.before, begin)
         if head is None or head.group(1) != key:
             raise ValueError(f"parameter {key!r}: it cannot be told from what surrounds it; rename it")
-        return {"type": "tag", "begin": begin, "content": content or json_value(schema, root), "end": after}
+        return {"type": "tag", "begin": begin, "content": content, "end": after}
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,11 @@ def _call(form: ToolFormat, function: Mapping[str, Any]) -> Format:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         why = error if type(error) is ValueError else "its parameters are not a JSON schema"
         raise ValueError(f"tool {name!r}: {why}") from error
-    before, index, after = form.begin.replace("{name}", name).partition("{index}")
-    begin = [const(before), *([{"type": "regex", "pattern": "[0-9]{1,3}"}, const(after)] if index else [])]
-    return sequence([*begin, *body, *([const(form.end)] if form.end else [])])
+    begin, index, after = form.begin.replace("{name}", name).partition("{index}")
+    content = [{"type": "regex", "pattern": "[0-9]{1,3}"}, const(after), *body] if index else body
+    while content and content[0]["type"] == "const_string":  # tells a name from one that begins with it
+        begin += content.pop(0)["value"]
+    return {"type": "tag", "begin": begin, "content": sequence(content or [const("")]), "end": form.end}
 
 
 def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
@@ -125,16 +127,8 @@ def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parall
         [_, *inner] = _calls(form, tools, parallel)
         tags = [{"type": "tag", "begin": begin, "content": sequence(inner[:-1]), "end": end}]
     else:
-        tags = [_tag(form, tool["function"]) for tool in tools]
+        tags = [_call(form, tool["function"]) for tool in tools]
     return [{"type": "triggered_tags", "triggers": [trigger], "tags": tags, "stop_after_first": not parallel}]
-
-
-def _tag(form: ToolFormat, function: Mapping[str, Any]) -> Format:
-    elements = list(_call(form, function)["elements"])
-    begin, end = "", elements.pop()["value"] if form.end else ""
-    while elements and elements[0]["type"] == "const_string":
-        begin += elements.pop(0)["value"]
-    return {"type": "tag", "begin": begin, "content": sequence(elements or [const("")]), "end": end}
 
 
 def _answer(given: Mapping[str, Any]) -> Format:

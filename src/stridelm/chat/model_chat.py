@@ -47,14 +47,14 @@ class ModelChat:
         self.habits = _habits_in_time(tokenizer)
         """What the chat template does."""
         published = getattr(tokenizer.hf, "response_template", None)
-        self.tool_name = tool_format_of(source) if tool_call_parser == AUTO else _named(tool_call_parser)
-        self.reasoning_name = reasoning_format_of(source) if reasoning_parser == AUTO else _named(reasoning_parser)
-        tools = TOOL_FORMATS[self.tool_name] if self.tool_name else None
+        self.tool_name = {AUTO: tool_format_of(source), NONE: None}.get(tool_call_parser, tool_call_parser)
+        self.reasoning_name = {AUTO: reasoning_format_of(source), NONE: None}.get(reasoning_parser, reasoning_parser)
+        tools = TOOL_FORMATS.get(self.tool_name or "")
         if published and tool_call_parser == AUTO and reasoning_parser == AUTO:
             self.form = published_format(published, tools)
             self.source = "the tokenizer's response template"
         else:
-            reasoning = REASONING_FORMATS[self.reasoning_name] if self.reasoning_name else None
+            reasoning = REASONING_FORMATS.get(self.reasoning_name or "")
             opening = self.habits.opening
             for mark in (reasoning.open, reasoning.close) if reasoning is not None else ():
                 opening = opening.partition(mark.strip())[0]
@@ -105,7 +105,3 @@ def _habits_in_time(tokenizer: Tokenizer) -> TemplateHabits:
     if not found:
         raise ValueError(f"the chat template does not end within {RENDERING_S:g} s; repair it, or give another")
     return found[0]
-
-
-def _named(name: str) -> str | None:
-    return None if name in (AUTO, NONE) else name

@@ -26,24 +26,25 @@ LONG_ID, SHORT_ID = "call_0123456789abcdef", "a1b2c3d4e"
 
 @dataclass(frozen=True)
 class TemplateHabits:
-    """What a template needs, and what it does."""
+    """What a template needs, and what it does.
+
+    reads_tools, writes_calls: descriptions of tools, or calls, are in what it writes.
+    parts: content must be a list of parts.
+    text_arguments: a call's arguments must be text, not an object.
+    null_content: a message that has only calls must have null content, not an empty text.
+    short_ids: ids of calls must have nine letters and digits.
+    developer: it knows the developer's role.
+    opening: what it writes to open the model's message.
+    """
 
     reads_tools: bool
-    """Whether descriptions of tools are in what it writes."""
     parts: bool
-    """Content must be a list of parts."""
     writes_calls: bool
-    """Whether a call is in what it writes."""
     text_arguments: bool
-    """A call's arguments must be text, not an object."""
     null_content: bool
-    """A message that has only calls must have null content, not an empty text."""
     short_ids: bool
-    """Ids of calls must have nine letters and digits."""
     developer: bool
-    """It knows the developer's role."""
     opening: str
-    """What it writes to open the model's message."""
 
     def messages(self, given: Iterable[Mapping[str, Any]]) -> list[Message]:
         """Messages of OpenAI's form as the template needs them. Text beside calls is a message of its own where the
