@@ -28,11 +28,6 @@ def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
-def raw_json_reply(content: bytes) -> Response:
-    """A reply whose content is JSON already."""
-    return Response(content, media_type="application/json")
-
-
 class PartsReply(Response):
     """A reply of JSON in parts, which are never joined."""
 
