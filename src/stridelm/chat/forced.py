@@ -40,8 +40,7 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
 
     Raises ValueError for tools that cannot be forced in this format, and for a structure that would have no effect.
     """
-    state = _reasoning_state(form.reasoning, opened)
-    tools = wanted.tools
+    reasoning, tools = _reasoning(form.reasoning, opened), wanted.tools
     if wanted.choice == "required":
         if wanted.answer is not None:
             raise ValueError("a tool must be called, so the structure of an answer would have no effect; leave it out")
@@ -52,13 +51,12 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
         if tools:
             calls = sequence(_calls(_known(form), tools, wanted.parallel))
             body = [either([calls, answer])]
-        elif state in ("none", "closed"):
+        elif not reasoning:
             return dict(wanted.answer)
     elif tools and wanted.strict:
         body = _optional_calls(_known(form), tools, wanted.parallel)
     else:
         return None
-    reasoning = _reasoning(form.reasoning, state) if form.reasoning is not None else []
     return {"structural_tag": json.dumps({"format": sequence([*reasoning, *body])}, ensure_ascii=False)}
 
 
@@ -68,25 +66,18 @@ def _known(form: MessageFormat) -> ToolFormat:
     return form.tools
 
 
-def _reasoning_state(form: ReasoningFormat | None, opened: str) -> Literal["none", "open", "closed", "free"]:
-    """Whether a prompt has begun the reasoning, or ended it, or left it to the model."""
+def _reasoning(form: ReasoningFormat | None, opened: str) -> list[Format]:
+    """Reasoning before the rest of the message, which the prompt has begun, or ended, or left to the model."""
     if form is None:
-        return "none"
-    begun, ended = opened.rfind(form.open.strip()), opened.rfind(form.close)
-    if begun > ended or (form.implied and ended < 0):
-        return "open"
-    return "closed" if ended >= 0 else "free"
-
-
-def _reasoning(form: ReasoningFormat, state: str) -> list[Format]:
-    """Reasoning before the rest of the message."""
-    if state == "closed":
         return []
-    free: Format = {"type": "any_text"}
-    begin = form.open if state == "free" else ""
-    whole: list[Format] = [{"type": "tag", "begin": begin, "content": free, "end": form.close}]
+    begun, ended = opened.rfind(form.open.strip()), opened.rfind(form.close)
+    is_open = begun > ended or (form.implied and ended < 0)
+    if ended >= 0 and not is_open:
+        return []
+    begin = "" if is_open else form.open
+    whole: list[Format] = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": form.close}]
     whole += [const(form.after)] if form.after else []
-    return whole if state == "open" else [optional(whole)]
+    return whole if is_open else [optional(whole)]
 
 
 def _calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:

@@ -221,14 +221,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 
 def tool_format_of(template: str) -> str | None:
     """The name of the format that a chat template teaches its model; None if it teaches none."""
-    known = (name for name, form in TOOL_FORMATS.items() if all(marker in template for marker in form.markers))
-    return next(known, None)
+    return next((name for name, form in TOOL_FORMATS.items() if all(mark in template for mark in form.markers)), None)
 
 
 def reasoning_format_of(template: str) -> str | None:
     """The name of the format of a chat template that mentions reasoning."""
-    found = [name for name in ("think", "mistral", "gemma4") if REASONING_FORMATS[name].close in template]
-    return found[0] if found else None
+    return next((name for name in ("think", "mistral", "gemma4") if REASONING_FORMATS[name].close in template), None)
 
 
 def check_formats(tool_call_parser: str, reasoning_parser: str) -> None:

@@ -24,8 +24,8 @@ from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-TAIL, LONGEST_TAIL = 64, 16_384
-"""Tokens at the end of a prompt in which the beginning of the model's message is looked for, at first and at most."""
+TAILS = (64, 256, 1024, 4096, 16_384)
+"""Tokens at the end of a prompt in which the beginning of the model's message is looked for, one after another."""
 RENDERING_S = 20.0
 """How long small conversations may take, which are rendered in some hundredths of a second."""
 ANCHORS = ("[/INST]", "[/TOOL_RESULTS]", "<|turn>model\n", "<tool_response|>")
@@ -80,15 +80,12 @@ class ModelChat:
         """What a prompt has of the message that follows it: the text after its last anchor, or nothing if there is
         none."""
         anchor = self.form.templates[False, False].start_anchor_re
-        tail = TAIL
-        while True:
+        for tail in TAILS:
             text = self.tokenizer.decode(prompt_ids[-tail:], skip_special_tokens=False)
             ends = [found.end() for found in anchor.finditer(text)]
             if ends:
                 return text[ends[-1] :]
-            if tail >= min(len(prompt_ids), LONGEST_TAIL):
-                return ""
-            tail *= 4
+        return ""
 
     def parser(
         self, opened: str, tools: Sequence[Mapping[str, Any]] | None = None, reasoning: bool = True

@@ -45,7 +45,8 @@ class MessageParser:
         self.finds_reasoning = reasoning and form.reasoning is not None
         """Whether reasoning is told from content."""
         self._form = form
-        self._parameters = _parameters(tools or ())
+        functions = [tool["function"] for tool in tools or ()]
+        self._parameters = {one["name"]: one.get("parameters") or {} for one in functions}
         self._template = form.templates[bool(tools), reasoning]
         self._found: list[Part] = []
         """What is known and was not returned yet."""
@@ -211,9 +212,3 @@ class MessageParser:
         while self._ends and self._ends[0] <= self._at:
             self._ends.popleft()
             self.reasoning_tokens += reasoning
-
-
-def _parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name -> JSON schema of the parameters."""
-    functions = [tool.get("function") for tool in tools]
-    return {one["name"]: one.get("parameters") or {} for one in functions if isinstance(one, dict) and "name" in one}
