@@ -67,7 +67,7 @@ class JsonArguments:
     delimiters = ()
 
     def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
-        text = body.strip().removesuffix(self.fence.strip()) if self.fence else body
+        text = body.strip().removesuffix(self.fence.strip())
         return [(name.strip(), _object(text.strip() or "{}"))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -105,12 +105,10 @@ class JsonObject(JsonArguments):
 @dataclass(frozen=True)
 class Parameters:
     """Each argument between marks of its own. write: what precedes its name, what follows that, and what follows its
-    value. before, after: a pattern with the name, and possibly whether the value is text, and what ends a value. end:
-    may follow the last."""
+    value. before: a pattern with the name, and possibly whether the value is text. end: follows the last."""
 
     write: tuple[str, str, str]
     before: str
-    after: str
     end: str = ""
     delimiters = ()
 
@@ -123,7 +121,8 @@ class Parameters:
             if not text.endswith(self.end):
                 raise ValueError("it is not complete")
             text = text.removesuffix(self.end).rstrip()
-        argument, begin = re.compile(rf"{self.before}\n?(.*?)\n?{re.escape(self.after)}\s*", re.DOTALL), 0
+        after, begin = re.escape(self.write[-1].strip()), 0
+        argument = re.compile(rf"{self.before}\n?(.*?)\n?{after}\s*", re.DOTALL)
         while begin < len(text):
             one = argument.match(text, begin)
             if one is None:

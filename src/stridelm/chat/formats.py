@@ -77,9 +77,7 @@ QWEN_XML = ToolFormat(
     markers=("<tool_call>", "<function="),
     opening=r"<tool_call>\s{0,8}<function=" + NAME + ">",
     closing="</tool_call>",
-    body=Parameters(
-        ("<parameter=", ">\n", "\n</parameter>\n"), r"<parameter=([^>\n]+)>", "</parameter>", "</function>"
-    ),
+    body=Parameters(("<parameter=", ">\n", "\n</parameter>\n"), r"<parameter=([^>\n]+)>", "</function>"),
     begin="<tool_call>\n<function={name}>\n",
     end="</function>\n</tool_call>",
 )
@@ -88,9 +86,7 @@ GLM = ToolFormat(
     opening=r"<tool_call>\s{0,8}" + NAME,
     closing="</tool_call>",
     body=Parameters(
-        ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-        r"<arg_key>([^<]+)</arg_key>\s*<arg_value>",
-        "</arg_value>",
+        ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"), r"<arg_key>([^<]+)</arg_key>\s*<arg_value>"
     ),
     begin="<tool_call>{name}\n",
     end="</tool_call>",
@@ -150,7 +146,6 @@ DEEPSEEK_V32 = ToolFormat(
     body=Parameters(
         (f'<{DSML}parameter name="', '" string="{text}">', f"</{DSML}parameter>\n"),
         rf'<{DSML}parameter name="([^"\n]+)"(?: string="(true|false)")?>',
-        f"</{DSML}parameter>",
     ),
     begin=f'<{DSML}invoke name="{{name}}">\n',
     end=f"</{DSML}invoke>\n",
@@ -173,7 +168,7 @@ MINIMAX = ToolFormat(
     markers=("<minimax:tool_call>",),
     opening=r'<invoke name="(?P<name>[^"\n]{1,256})">',
     closing="</invoke>",
-    body=Parameters(('<parameter name="', '">', "</parameter>\n"), r'<parameter name="([^"\n]+)">', "</parameter>"),
+    body=Parameters(('<parameter name="', '">', "</parameter>\n"), r'<parameter name="([^"\n]+)">'),
     begin='<invoke name="{name}">\n',
     end="</invoke>\n",
     section=("<minimax:tool_call>\n", "</minimax:tool_call>"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -52,6 +53,8 @@ StopText = short_enough(MAX_STOPS_LENGTH)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """fail_fast: of a million invalid ids, one is reported."""
+PromptIds = Annotated[Ids, Field(min_length=1)]
+Prompts = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 
 
 class StreamOptions(Body):
@@ -122,12 +125,7 @@ class SamplingFields(InertFields):
 
         defaults: for what is left out. more: parameters that completions and chat spell differently.
         """
-        same = (
-            *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
-            *("repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "target_tps", "cache_salt"),
-            *("speculation", "n"),
-        )
+        same = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         structured = self._structured()
         if structured is not None:
@@ -162,14 +160,7 @@ class SamplingFields(InertFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: (
-        str
-        | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-        | Annotated[
-            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
-        ]
-    )
+    prompt: str | PromptIds | Annotated[list[str], Prompts] | Annotated[list[PromptIds], Prompts]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     suffix: str | None = None

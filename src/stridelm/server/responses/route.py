@@ -28,7 +28,11 @@ PREFIXES = {"reasoning": "rs", "content": "msg", "call": "fc"}
 TEXTS = {"reasoning": "reasoning_text", "content": "output_text", "call": "function_call_arguments"}
 """By kind of block: of ids, and of the events that have its text."""
 NULLS = ("error", "incomplete_details", "instructions", "max_tool_calls", "previous_response_id", "usage")
-REPEATED = ("max_output_tokens", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "top_logprobs", "user")
+ALWAYS = {"object": "response", "truncation": "disabled", "background": False, "store": False}
+REPEATED = {
+    *("max_output_tokens", "parallel_tool_calls", "prompt_cache_key", "reasoning", "safety_identifier", "text"),
+    *("top_logprobs", "user"),
+}
 STATUSES = {"stop": ("completed", "completed"), "length": ("incomplete", "incomplete")}
 """By the reason why the output ended: the response's status, and the event that has it."""
 MESSAGE = {"type": "message", "role": "assistant"}
@@ -135,9 +139,7 @@ class ResponseAnswer(MessageAnswer):
         tools = [
             {name: tool.get(name) for name in ("type", "name", "parameters", "strict")} for tool in body.tools or ()
         ]
-        fields = dict.fromkeys(NULLS) | {name: getattr(body, name) for name in REPEATED}
-        fields |= {"id": f"resp_{secrets.token_hex(24)}", "object": "response", "created_at": int(time.time())}
+        fields = dict.fromkeys(NULLS) | ALWAYS | body.model_dump(include=REPEATED)
+        fields |= {"id": f"resp_{secrets.token_hex(24)}", "created_at": int(time.time()), "service_tier": ONLY_TIER}
         fields |= {"temperature": self.params.temperature, "top_p": self.params.top_p, "metadata": body.metadata or {}}
-        fields |= {"text": body.text.model_dump(), "reasoning": body.reasoning.model_dump(), "truncation": "disabled"}
-        fields |= {"background": False, "store": False, "service_tier": ONLY_TIER}
         return fields | {"tools": tools, "tool_choice": body.tool_choice}
