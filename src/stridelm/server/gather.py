@@ -52,6 +52,12 @@ class Gathered:
             await turn.breathe()
         yield Chunk(finish=self.ended, cached_tokens=self.ended.metrics.cached_tokens)
 
+    @property
+    def summed(self) -> Chunk:
+        """What is counted of it, as if it had arrived at once."""
+        steps = [(len(self.token_ids), self.accepted)]
+        return Chunk(self.token_ids, steps=steps, finish=self.finish, cached_tokens=self.ended.metrics.cached_tokens)
+
     def forget(self) -> None:
         """Drop the large parts, once they have been written into the answer."""
         self.logprobs, self.prompt_logprobs = [], None

@@ -95,4 +95,4 @@ def encoded(events: Sequence[Event]) -> bytes:
 
 def drafted(finish: Finish) -> dict[str, Any]:
     """How a message was drafted, as in chat's answers."""
-    return {"speculation": speculation_of(finish.metrics), **metrics_of([finish.metrics])}
+    return {"speculation": speculation_of(finish.metrics), **metrics_of(finish.metrics)}

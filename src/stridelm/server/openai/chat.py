@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from stridelm.server.messages import Finish, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
-from stridelm.server.openai.shared import Choices, Heading, StreamUsage, Usage, check_model, reply, usage_of
+from stridelm.server.openai.shared import Choices, Heading, check_model, reply
 from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading, parts_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
@@ -69,18 +68,13 @@ def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
 class _Answer(Choices):
     def __init__(self, service: Service, body: ChatRequest, reading: MessageReading) -> None:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._prompt, self._n = reading.prompt.ids, reading.prompt.params.n
-        self._usage = Usage(len(self._prompt))
-        beside = StreamUsage(body, self._usage, self._n, self._n)
-        super().__init__(service, Heading(service, "chatcmpl", kind, body), beside)
+        prompt = reading.prompt
+        super().__init__(service, body, Heading(service, "chatcmpl", kind, body), [prompt.ids], prompt.params.n)
         self._body = body
         self._parsers = [None if reading.parser is None else reading.parser() for _ in range(self._n)]
         """Of each sample's message."""
         self._beside_text = body.logprobs or body.return_token_ids or self._beside.always
         """Whether every chunk is reported, with or without text."""
-
-    def usage(self, samples: Sequence[Gathered]) -> Usage:
-        return replace(usage_of([self._prompt], samples, self._n), reasoning=self._reasoning_tokens())
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
         first = {"role": "assistant", "content": ""}
@@ -113,6 +107,7 @@ class _Answer(Choices):
         async for chunk in sample.again(turn):
             content += self._scored(chunk)
             parts += parts_of(parser, chunk)
+        self._usage.reasoning = self._reasoning_tokens()
         message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
             "index": index,
@@ -123,7 +118,7 @@ class _Answer(Choices):
             "speculation": speculation_of(sample.ended.metrics),
         }
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt.tolist()
+            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompts[0].tolist()
         return choice
 
     def _reasoning_tokens(self) -> int | None:

@@ -19,7 +19,7 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Choices, Heading, StreamUsage, Usage, check_model, reply, usage_of
+from stridelm.server.openai.shared import Choices, Heading, check_model, reply
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
@@ -91,29 +91,20 @@ class _Answer(Choices):
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
-        self._samples = len(prompts) * params.n
-        beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples, params.n)
-        super().__init__(service, Heading(service, "cmpl", "text_completion", body), beside)
+        super().__init__(service, body, Heading(service, "cmpl", "text_completion", body), prompts, params.n)
         self._body = body
-        self._prompts = prompts
-        self._n = params.n
         self._texts: dict[int, str] = {}
         """Index of a prompt -> its text, for echo."""
         self._silent = body.max_tokens == 0
         """Whether the one token that is drawn is left out."""
         self._skip = params.skip_special_tokens
 
-    def usage(self, samples: Sequence[Gathered]) -> Usage:
-        return usage_of(self._prompts, samples, self._n, spare=int(self._silent))
+    def counted(self, chunk: Chunk) -> Chunk:
+        return Chunk(finish=chunk.finish, cached_tokens=chunk.cached_tokens) if self._silent else chunk
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
-        indices = range(self._samples if self._body.echo else 0)
+        indices = range(len(self._prompts) * self._n if self._body.echo else 0)
         return (_choice(index, self._prompt_text(index), None) for index in indices)
-
-    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        if self._silent:
-            arrived = [(i, Chunk(finish=one.finish, cached_tokens=one.cached_tokens)) for i, one in arrived]
-        return super().events(arrived)
 
     def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         finish, top = chunk.finish, self._body.logprobs

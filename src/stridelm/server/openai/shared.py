@@ -96,17 +96,15 @@ class Usage:
         }
 
 
-def metrics_of(ended: Sequence[RequestMetrics]) -> dict[str, Any]:
-    """An answer's `metrics` as a field of it, from the metrics of its samples; no field if nobody asked for them.
-
-    As in vLLM, they are of a single sample: an answer with several has none.
-    """
-    drafts = ended[0].speculative_decoding if len(ended) == 1 else None
+def metrics_of(metrics: RequestMetrics) -> dict[str, Any]:
+    """An answer's `metrics` as a field of it; no field if nobody asked for them."""
+    drafts = metrics.speculative_decoding
     return {} if drafts is None else {"metrics": {"speculative_decoding": drafts.as_json()}}
 
 
 class StreamUsage:
-    """What the events of a stream have beside their choices: usage, and metrics with the last of it."""
+    """Counts usage as output arrives. Of a stream: what its events have beside their choices, which is usage, and
+    metrics with the last of it."""
 
     def __init__(self, request: SamplingFields, usage: Usage, samples: int, n: int) -> None:
         """samples: of all prompts. n: of each."""
@@ -120,7 +118,8 @@ class StreamUsage:
         """First sample of a prompt -> tokens of the prompt that came from the prefix cache."""
         self._accepted = dict[int, int]()
         """Unfinished sample -> its tokens that were drafted."""
-        self._metrics: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        """Of the sample, if there is a single one: as in vLLM, an answer with several has none."""
 
     def begin(self, index: int, chunk: Chunk) -> None:
         """A sample has output, which may not have been counted yet."""
@@ -137,31 +136,36 @@ class StreamUsage:
         self._accepted[index] = self._accepted.get(index, 0) + chunk.accepted
         if chunk.finish is not None:
             self._usage.rejected += chunk.finish.metrics.drafted - self._accepted.pop(index)
-            self._metrics = metrics_of([chunk.finish.metrics]) if self._single else {}
+            self.metrics = metrics_of(chunk.finish.metrics) if self._single else {}
 
     def with_choice(self) -> dict[str, Any]:
         """Fields of an event with a choice."""
         if not self.always:
             return {}
         usage = {"usage": self._usage.as_json()}
-        return usage if self._at_end else usage | self._metrics
+        return usage if self._at_end else usage | self.metrics
 
     def last(self) -> dict[str, Any]:
         """Fields of the event after all choices; empty if there is to be none."""
-        return {"usage": self._usage.as_json(), **self._metrics} if self._at_end else {}
+        return {"usage": self._usage.as_json(), **self.metrics} if self._at_end else {}
 
 
 class Choices(Answer):
     """An answer of a choice for each sample. Its events: opening ones, one for each chunk, and what comes beside the
     choices."""
 
-    def __init__(self, service: Service, heading: Heading, beside: StreamUsage) -> None:
-        self._service, self._heading, self._beside = service, heading, beside
+    def __init__(
+        self, service: Service, asked: SamplingFields, heading: Heading, prompts: Sequence[array[int]], n: int
+    ) -> None:
+        """n: samples of each prompt."""
+        self._service, self._heading, self._prompts, self._n = service, heading, prompts, n
+        self._usage = Usage(sum(map(len, prompts)))
+        self._beside = StreamUsage(asked, self._usage, len(prompts) * n, n)
         self._opened = False
 
-    @abstractmethod
-    def usage(self, samples: Sequence[Gathered]) -> Usage:
-        """Of the whole answer."""
+    def counted(self, chunk: Chunk) -> Chunk:
+        """What of a sample's output is part of the answer."""
+        return chunk
 
     @abstractmethod
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
@@ -182,10 +186,10 @@ class Choices(Answer):
         async with self._service.turns(generation.tenant) as turn:
             for index, sample in enumerate(samples):
                 choices.append(to_json(await self.choice(index, sample, turn)))
-                samples[index].forget()
+                self._beside.take(index, self.counted(sample.summed))
+                sample.forget()
                 await turn.breathe()
-        metrics = metrics_of([sample.ended.metrics for sample in samples])
-        whole = self._heading.around(choices=[], usage=self.usage(samples).as_json(), **metrics)
+        whole = self._heading.around(choices=[], usage=self._usage.as_json(), **self._beside.metrics)
         before, after = to_json(whole).split(NO_CHOICES, 1)
         return [before + b'"choices":', *listed(choices), after]
 
@@ -194,7 +198,7 @@ class Choices(Answer):
         return b"" if self._beside.always else self._open()
 
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        events = []
+        arrived, events = [(index, self.counted(chunk)) for index, chunk in arrived], list[bytes]()
         if not self._opened:
             for index, chunk in arrived:
                 self._beside.begin(index, chunk)
@@ -214,17 +218,6 @@ class Choices(Answer):
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return self._heading.event([choice], self._beside.with_choice())
-
-
-def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
-    """spare: tokens of each sample that were generated but are not part of the answer."""
-    return Usage(
-        prompt=sum(map(len, prompts)),
-        completion=sum(len(sample.token_ids) - spare for sample in samples),
-        cached=sum(samples[i].ended.metrics.cached_tokens for i in range(0, len(samples), n)),
-        accepted=sum(sample.accepted for sample in samples),
-        rejected=sum(sample.ended.metrics.drafted - sample.accepted for sample in samples),
-    )
 
 
 async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool | None) -> Response:
