@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stridelm.chat.formats import (
     AUTO,
@@ -18,7 +17,6 @@ from stridelm.chat.formats import (
     tool_format_of,
 )
 from stridelm.chat.message_format import MessageFormat, published_format
-from stridelm.chat.parser import MessageParser
 from stridelm.chat.template import TemplateHabits, habits_of
 from stridelm.text.tokenizer import Tokenizer
 
@@ -86,12 +84,6 @@ class ModelChat:
             if ends:
                 return text[ends[-1] :]
         return ""
-
-    def parser(
-        self, opened: str, tools: Sequence[Mapping[str, Any]] | None = None, reasoning: bool = True
-    ) -> MessageParser:
-        """For one message. opened: of its prompt. Other arguments as in MessageParser."""
-        return MessageParser(self.form, opened, tools, reasoning)
 
 
 def _habits_in_time(tokenizer: Tokenizer) -> TemplateHabits:

@@ -115,8 +115,8 @@ def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
             return None
 
     def shows(content: Any) -> bool:
-        text = written([{"role": "user", "content": content}])
-        return text is not None and MARK in text and "'text'" not in text and '"text"' not in text
+        text = written([{"role": "user", "content": content}]) or ""
+        return MARK in text and "'text'" not in text and '"text"' not in text
 
     def content(text: str) -> Any:
         return [{"type": "text", "text": text}] if parts else text

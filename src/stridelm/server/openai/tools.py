@@ -81,7 +81,8 @@ def message_reading(
     if structured is not None and structured != answer:
         params = replace(params, structured_outputs=structured)
     reasoning = body.separate_reasoning is not False
-    return MessageReading(Prompt(ids, params, kept=chat.kept), lambda: chat.parser(opened, tools, reasoning))
+    prompt = Prompt(ids, params, kept=chat.kept)
+    return MessageReading(prompt, lambda: MessageParser(chat.form, opened, tools, reasoning))
 
 
 def parts_of(parser: MessageParser | None, chunk: Chunk) -> Sequence[Part]:
