@@ -7,6 +7,7 @@ than what that holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -69,12 +70,10 @@ class CacheEvents:
         salt = request.params.cache_salt
         if salt is not None:  # a client with a key has its tenant in front (server/engine_client.py)
             salt = salt.removeprefix(f"{request.tenant}:") or None
-        first = begin
-        for index in range(begin, end + 1):
-            if index == end or names[index] in self._stored:
-                if index > first:
-                    self._add(names, first, index, tokens, salt)
-                first = index + 1
+        for known, pages in groupby(range(begin, end), lambda index: names[index] in self._stored):
+            if not known:
+                first, *more = pages
+                self._add(names, first, first + len(more) + 1, tokens, salt)
 
     def _add(self, names: Sequence[bytes], first: int, end: int, tokens: Sequence[int], salt: str | None) -> None:
         self._stored.update(names[first:end])

@@ -25,7 +25,6 @@ from stridelm.chat.forced_values import (
     listed,
     optional,
     properties_of,
-    text_or_json,
 )
 from stridelm.chat.schema_types import typed, types_of, words_of
 
@@ -35,8 +34,8 @@ MAX_LEVELS = 8
 LONGEST_PYTHON = 1 << 13
 """Characters, which Python's parser reads in some hundredths of a second."""
 SCALARS = ("integer", "number", "boolean", "null")
+JSON_NAMES = {"true": True, "false": False, "null": None}
 BARE_KEY = r"[\w.$@-]{1,256}"
-SPACE = re.compile(r"\s*")
 
 
 class Body(Protocol):
@@ -68,7 +67,7 @@ class JsonArguments:
     delimiters = ()
 
     def read(self, body: str, name: str, parameters: Mapping[str, Any]) -> list[Named]:
-        text = body.strip().removesuffix(self.fence.strip()) if self.fence else body
+        text = body.strip().removesuffix(self.fence.strip())
         return [(name.strip(), _object(text.strip() or "{}"))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -95,7 +94,9 @@ class JsonObject(JsonArguments):
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 raise ValueError("it is not a JSON object with a name and arguments") from error
             calls += found if isinstance(found, list) else [found]
-            begin = _end_of(gap, text, end)
+            after = gap.match(text, end)
+            assert after is not None  # it may be empty
+            begin = after.end()
         if not calls:
             raise ValueError("there is no call in it")
         return [(call.name, _object(bytes(call.arguments or call.parameters or b"{}").decode())) for call in calls]
@@ -104,12 +105,10 @@ class JsonObject(JsonArguments):
 @dataclass(frozen=True)
 class Parameters:
     """Each argument between marks of its own. write: what precedes its name, what follows that, and what follows its
-    value. before, after: a pattern with the name, and possibly whether the value is text, and what ends a value. end:
-    may follow the last."""
+    value. before: a pattern with the name, and possibly whether the value is text. end: follows the last."""
 
     write: tuple[str, str, str]
     before: str
-    after: str
     end: str = ""
     delimiters = ()
 
@@ -122,16 +121,16 @@ class Parameters:
             if not text.endswith(self.end):
                 raise ValueError("it is not complete")
             text = text.removesuffix(self.end).rstrip()
-        before, begin = re.compile(self.before), 0
+        after, begin = re.escape(self.write[-1].strip()), 0
+        argument = re.compile(rf"{self.before}\n?(.*?)\n?{after}\s*", re.DOTALL)
         while begin < len(text):
-            head = before.match(text, begin)
-            end = text.find(self.after, head.end()) if head is not None else -1
-            if head is None or end < 0:
+            one = argument.match(text, begin)
+            if one is None:
                 raise ValueError("it is not a list of arguments")
-            key, value = head.group(1).strip(), text[head.end() : end].removeprefix("\n").removesuffix("\n")
-            is_text = head.group(2) if before.groups > 1 else None
-            found[key] = value if is_text == "true" else typed(value, (schemas or {}).get(key), root=schema)
-            begin = _end_of(SPACE, text, end + len(self.after))
+            key, *is_text, value = one.groups()
+            key = key.strip()
+            found[key] = value if is_text == ["true"] else typed(value, (schemas or {}).get(key), root=schema)
+            begin = one.end()
         return [(name, json.dumps(found, ensure_ascii=False, allow_nan=False))]
 
     def forced(self, schema: Mapping[str, Any]) -> list[Format]:
@@ -141,12 +140,19 @@ class Parameters:
 
     def _value(self, key: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Format:
         before, middle, after = self.write
-        content = text_or_json(key, schema, root, {"type": "any_text"})
-        begin = before + key + middle.replace("{text}", "true" if types_of(schema, root) == ("string",) else "false")
+        types, words = types_of(schema, root), words_of(schema, root)
+        content: Format = {"type": "any_text"}
+        if types and "string" not in types:
+            content = json_value(schema, root)
+        elif words is not None:
+            content = either([const(word if isinstance(word, str) else json.dumps(word)) for word in words])
+        else:
+            check_free_text(key, schema)
+        begin = before + key + middle.replace("{text}", "true" if types == ("string",) else "false")
         head = re.match(self.before, begin)
         if head is None or head.group(1) != key:
             raise ValueError(f"parameter {key!r}: it cannot be told from what surrounds it; rename it")
-        return {"type": "tag", "begin": begin, "content": content or json_value(schema, root), "end": after}
+        return {"type": "tag", "begin": begin, "content": content, "end": after}
 
 
 @dataclass(frozen=True)
@@ -233,16 +239,7 @@ class _Constants(ast.NodeTransformer):
     """JSON's names of constants, which a forced call has."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant({"true": True, "false": False, "null": None}[node.id]) if node.id in _JSON else node
-
-
-_JSON = ("true", "false", "null")
-
-
-def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
-    """Where what a pattern matches at a place ends."""
-    found = pattern.match(text, begin)
-    return begin if found is None else found.end()
+        return ast.Constant(JSON_NAMES[node.id]) if node.id in JSON_NAMES else node
 
 
 def _object(text: str) -> str:

@@ -40,8 +40,7 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
 
     Raises ValueError for tools that cannot be forced in this format, and for a structure that would have no effect.
     """
-    state = _reasoning_state(form.reasoning, opened)
-    tools = wanted.tools
+    reasoning, tools = _reasoning(form.reasoning, opened), wanted.tools
     if wanted.choice == "required":
         if wanted.answer is not None:
             raise ValueError("a tool must be called, so the structure of an answer would have no effect; leave it out")
@@ -52,13 +51,12 @@ def structure(form: MessageFormat, opened: str, wanted: Wanted) -> dict[str, Any
         if tools:
             calls = sequence(_calls(_known(form), tools, wanted.parallel))
             body = [either([calls, answer])]
-        elif state in ("none", "closed"):
+        elif not reasoning:
             return dict(wanted.answer)
     elif tools and wanted.strict:
         body = _optional_calls(_known(form), tools, wanted.parallel)
     else:
         return None
-    reasoning = _reasoning(form.reasoning, state) if form.reasoning is not None else []
     return {"structural_tag": json.dumps({"format": sequence([*reasoning, *body])}, ensure_ascii=False)}
 
 
@@ -68,25 +66,18 @@ def _known(form: MessageFormat) -> ToolFormat:
     return form.tools
 
 
-def _reasoning_state(form: ReasoningFormat | None, opened: str) -> Literal["none", "open", "closed", "free"]:
-    """Whether a prompt has begun the reasoning, or ended it, or left it to the model."""
+def _reasoning(form: ReasoningFormat | None, opened: str) -> list[Format]:
+    """Reasoning before the rest of the message, which the prompt has begun, or ended, or left to the model."""
     if form is None:
-        return "none"
-    begun, ended = opened.rfind(form.open.strip()), opened.rfind(form.close)
-    if begun > ended or (form.implied and ended < 0):
-        return "open"
-    return "closed" if ended >= 0 else "free"
-
-
-def _reasoning(form: ReasoningFormat, state: str) -> list[Format]:
-    """Reasoning before the rest of the message."""
-    if state == "closed":
         return []
-    free: Format = {"type": "any_text"}
-    begin = form.open if state == "free" else ""
-    whole: list[Format] = [{"type": "tag", "begin": begin, "content": free, "end": form.close}]
+    begun, ended = opened.rfind(form.open.strip()), opened.rfind(form.close)
+    is_open = begun > ended or (form.implied and ended < 0)
+    if ended >= 0 and not is_open:
+        return []
+    begin = "" if is_open else form.open
+    whole: list[Format] = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": form.close}]
     whole += [const(form.after)] if form.after else []
-    return whole if state == "open" else [optional(whole)]
+    return whole if is_open else [optional(whole)]
 
 
 def _calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
@@ -109,9 +100,11 @@ def _call(form: ToolFormat, function: Mapping[str, Any]) -> Format:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         why = error if type(error) is ValueError else "its parameters are not a JSON schema"
         raise ValueError(f"tool {name!r}: {why}") from error
-    before, index, after = form.begin.replace("{name}", name).partition("{index}")
-    begin = [const(before), *([{"type": "regex", "pattern": "[0-9]{1,3}"}, const(after)] if index else [])]
-    return sequence([*begin, *body, *([const(form.end)] if form.end else [])])
+    begin, index, after = form.begin.replace("{name}", name).partition("{index}")
+    content = [{"type": "regex", "pattern": "[0-9]{1,3}"}, const(after), *body] if index else body
+    while content and content[0]["type"] == "const_string":  # tells a name from one that begins with it
+        begin += content.pop(0)["value"]
+    return {"type": "tag", "begin": begin, "content": sequence(content or [const("")]), "end": form.end}
 
 
 def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[Format]:
@@ -125,16 +118,8 @@ def _optional_calls(form: ToolFormat, tools: Sequence[Mapping[str, Any]], parall
         [_, *inner] = _calls(form, tools, parallel)
         tags = [{"type": "tag", "begin": begin, "content": sequence(inner[:-1]), "end": end}]
     else:
-        tags = [_tag(form, tool["function"]) for tool in tools]
+        tags = [_call(form, tool["function"]) for tool in tools]
     return [{"type": "triggered_tags", "triggers": [trigger], "tags": tags, "stop_after_first": not parallel}]
-
-
-def _tag(form: ToolFormat, function: Mapping[str, Any]) -> Format:
-    elements = list(_call(form, function)["elements"])
-    begin, end = "", elements.pop()["value"] if form.end else ""
-    while elements and elements[0]["type"] == "const_string":
-        begin += elements.pop(0)["value"]
-    return {"type": "tag", "begin": begin, "content": sequence(elements or [const("")]), "end": end}
 
 
 def _answer(given: Mapping[str, Any]) -> Format:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stridelm.chat.schema_types import resolved, types_of, words_of
+from stridelm.chat.schema_types import resolved
 
 Format = dict[str, Any]
 MOST_OPTIONAL = 32
@@ -65,19 +65,6 @@ def at_root(schema: Mapping[str, Any]) -> dict[str, Any]:
     found = resolved(schema["$ref"], schema)
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {**definitions, **found} if isinstance(found, dict) else dict(schema)
-
-
-def text_or_json(key: str, schema: Mapping[str, Any], root: Mapping[str, Any], text: Format) -> Format | None:
-    """A value where text stands as it is, and all else as JSON; None if there is no text in it. text: any text, up to
-    where it ends. Raises ValueError for text that cannot be forced as it is."""
-    types = types_of(schema, root)
-    if types and "string" not in types:
-        return None
-    words = words_of(schema, root)
-    if words is not None:
-        return either([const(word if isinstance(word, str) else json.dumps(word)) for word in words])
-    check_free_text(key, schema)
-    return text
 
 
 def check_free_text(key: str, schema: Mapping[str, Any]) -> None:

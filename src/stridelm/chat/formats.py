@@ -33,13 +33,13 @@ class ToolFormat:
     """All of them are in the chat template of a model that calls so."""
     opening: str
     """Pattern of what begins a call, up to its body. May have a group `name`, which may be empty."""
-    closing: str
-    """What ends the body. Empty if it lasts to the next opening or the end of the message."""
     body: Body
     begin: str
     """What precedes the body when a call is forced; {name} is the function's name."""
-    end: str
+    end: str = ""
     """What follows it then."""
+    closing: str = ""
+    """What ends the body. Empty if it lasts to the next opening or the end of the message."""
     section: tuple[str, str] = ("", "")
     """Around all calls of a message."""
     between: str = "\n"
@@ -77,9 +77,7 @@ QWEN_XML = ToolFormat(
     markers=("<tool_call>", "<function="),
     opening=r"<tool_call>\s{0,8}<function=" + NAME + ">",
     closing="</tool_call>",
-    body=Parameters(
-        ("<parameter=", ">\n", "\n</parameter>\n"), r"<parameter=([^>\n]+)>", "</parameter>", "</function>"
-    ),
+    body=Parameters(("<parameter=", ">\n", "\n</parameter>\n"), r"<parameter=([^>\n]+)>", "</function>"),
     begin="<tool_call>\n<function={name}>\n",
     end="</function>\n</tool_call>",
 )
@@ -88,9 +86,7 @@ GLM = ToolFormat(
     opening=r"<tool_call>\s{0,8}" + NAME,
     closing="</tool_call>",
     body=Parameters(
-        ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-        r"<arg_key>([^<]+)</arg_key>\s*<arg_value>",
-        "</arg_value>",
+        ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"), r"<arg_key>([^<]+)</arg_key>\s*<arg_value>"
     ),
     begin="<tool_call>{name}\n",
     end="</tool_call>",
@@ -98,7 +94,6 @@ GLM = ToolFormat(
 LLAMA_JSON = ToolFormat(
     markers=("dictionary of argument name and its value",),
     opening=r'(?:<\|python_tag\|>)?(?=\{\s{0,8}"(?:name|type|function|parameters)")',
-    closing="",
     body=JsonObject(separator=";"),
     begin='{"name": "{name}", "parameters": ',
     end="}",
@@ -108,7 +103,6 @@ LLAMA_JSON = ToolFormat(
 MISTRAL = ToolFormat(
     markers=("[TOOL_CALLS]",),
     opening=r"\[TOOL_CALLS\](?P<name>[\w.\-]{0,256})(?:\[CALL_ID\][a-zA-Z0-9]{1,64})?(?:\[ARGS\])?(?=\s{0,8}\[?\s{0,8}\{)",
-    closing="",
     body=JsonObject(),
     begin='{"name": "{name}", "arguments": ',
     end="}",
@@ -119,10 +113,8 @@ MISTRAL = ToolFormat(
 MISTRAL_ARGS = ToolFormat(
     markers=("[TOOL_CALLS]", "[ARGS]"),
     opening=MISTRAL.opening,
-    closing="",
     body=JsonObject(),
     begin="[TOOL_CALLS]{name}[ARGS]",
-    end="",
     between="",
     names=r"[\w.-]+",
     id_style="mistral",
@@ -154,7 +146,6 @@ DEEPSEEK_V32 = ToolFormat(
     body=Parameters(
         (f'<{DSML}parameter name="', '" string="{text}">', f"</{DSML}parameter>\n"),
         rf'<{DSML}parameter name="([^"\n]+)"(?: string="(true|false)")?>',
-        f"</{DSML}parameter>",
     ),
     begin=f'<{DSML}invoke name="{{name}}">\n',
     end=f"</{DSML}invoke>\n",
@@ -177,7 +168,7 @@ MINIMAX = ToolFormat(
     markers=("<minimax:tool_call>",),
     opening=r'<invoke name="(?P<name>[^"\n]{1,256})">',
     closing="</invoke>",
-    body=Parameters(('<parameter name="', '">', "</parameter>\n"), r'<parameter name="([^"\n]+)">', "</parameter>"),
+    body=Parameters(('<parameter name="', '">', "</parameter>\n"), r'<parameter name="([^"\n]+)">'),
     begin='<invoke name="{name}">\n',
     end="</invoke>\n",
     section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
@@ -196,7 +187,6 @@ GEMMA4 = ToolFormat(
 PYTHONIC = ToolFormat(
     markers=("[func_name1(params_name1=params_value1",),
     opening=r"(?:<\|python_start\|>)?(?=\[\s{0,8}[A-Za-z_][\w.]{0,255}\()",
-    closing="",
     body=PythonCalls(),
     begin="{name}(",
     end=")",
@@ -226,14 +216,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 
 def tool_format_of(template: str) -> str | None:
     """The name of the format that a chat template teaches its model; None if it teaches none."""
-    known = (name for name, form in TOOL_FORMATS.items() if all(marker in template for marker in form.markers))
-    return next(known, None)
+    return next((name for name, form in TOOL_FORMATS.items() if all(mark in template for mark in form.markers)), None)
 
 
 def reasoning_format_of(template: str) -> str | None:
     """The name of the format of a chat template that mentions reasoning."""
-    found = [name for name in ("think", "mistral", "gemma4") if REASONING_FORMATS[name].close in template]
-    return found[0] if found else None
+    return next((name for name in ("think", "mistral", "gemma4") if REASONING_FORMATS[name].close in template), None)
 
 
 def check_formats(tool_call_parser: str, reasoning_parser: str) -> None:

@@ -7,14 +7,12 @@ be read costs nothing but the call.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from transformers.utils.chat_parsing.content_parsers import process_field
-from transformers.utils.chat_parsing.response_parser import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from stridelm.chat.arguments import Named
@@ -23,6 +21,8 @@ from stridelm.chat.schema_types import typed
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 CALLS = "tool_calls"
+MARK = "mark:"
+"""Before the mark, in the name of the region of a mark around all calls."""
 Field = dict[str, Any]
 
 
@@ -30,26 +30,25 @@ Field = dict[str, Any]
 class CallRegion:
     """Where a call stands. opening: pattern that begins it. ends: what ends it, as a field of a response template says
     it. read: the calls, of what was found and each function's JSON schema of parameters; raises ValueError for what is
-    no call. closing: the literal that ends it, if that is one. open_ended: the end of the message may end it too."""
+    no call. closing: the literal that ends it; if that is none, the end of the message may end it too."""
 
     opening: str
     ends: Field
     read: Callable[[Mapping[str, str], Mapping[str, Any]], list[Named]]
     closing: str = ""
-    open_ended: bool = False
     at_start: bool = False
     id_style: str = "openai"
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """reasoning, tools: how they stand in a message; None if they are not looked for. anchors: what precedes a message
-    in a prompt, literals or one pattern. published: the tokenizer's own response template, by which messages are parsed
-    if there is one."""
+    """reasoning, tools: how they stand in a message; None if they are not looked for. anchor: pattern of what precedes
+    a message in a prompt. published: the tokenizer's own response template, by which messages are parsed if there is
+    one."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
-    anchors: Sequence[str] = ()
+    anchor: str = "(?!)"
     published: Mapping[str, Any] | None = None
 
     @cached_property
@@ -69,11 +68,7 @@ class MessageFormat:
         def read(found: Mapping[str, str], parameters: Mapping[str, Any]) -> list[Named]:
             return form.body.read(found["body"], found.get("name", ""), parameters)
 
-        return CallRegion(form.opening, ends, read, form.closing, not form.closing, form.at_start, form.id_style)
-
-    @property
-    def reads_calls(self) -> bool:
-        return self.call_region is not None
+        return CallRegion(form.opening, ends, read, form.closing, form.at_start, form.id_style)
 
     @property
     def texts(self) -> Sequence[str]:
@@ -89,12 +84,9 @@ class MessageFormat:
             texts.append(json.dumps(self.published, ensure_ascii=False).replace("\\", ""))
         return texts
 
-    def template(self, calls: bool, reasoning: bool) -> ResponseTemplate:
-        """The regions to look for. Compiled once."""
-        return self._templates[calls, reasoning]
-
     @cached_property
-    def _templates(self) -> dict[tuple[bool, bool], ResponseTemplate]:
+    def templates(self) -> dict[tuple[bool, bool], ResponseTemplate]:
+        """The regions to look for, by whether calls and reasoning are."""
         return {(c, r): self._compiled(c, r) for c in (False, True) for r in (False, True)}
 
     def _compiled(self, calls: bool, reasoning: bool) -> ResponseTemplate:
@@ -107,23 +99,10 @@ class MessageFormat:
             if self.published is None and "(?P<name>" in opening:
                 said["name"] = "{name}"
             fields[CALLS] = {"open_pattern": f"(?P<opening>{opening})", **ends, **RAW, "transform": said}
-            form = self.tools
-            for number, mark in enumerate(form.section if form is not None and form.closing else ()):
-                if mark.strip():  # left out of the message: a region that ends where it begins
-                    fields[f"mark{number}"] = {"open": self.mark(f"mark{number}"), "close_pattern": "(?=.)", **RAW}
-        pattern = "|".join(map(re.escape, self.anchors)) or "(?!)"
-        if self.published is not None and "start_anchor_pattern" in self.published:
-            pattern = self.published["start_anchor_pattern"]
-        return load_response_template({"start_anchor_pattern": pattern, "fields": fields})
-
-    def mark(self, field: str) -> str:
-        """The text of a mark around all calls, by the name of its region."""
-        assert self.tools is not None
-        return self.tools.section[int(field.removeprefix("mark"))].strip()
-
-    def parser(self, calls: bool, reasoning: bool, opened: str) -> ResponseParser:
-        """opened: what the prompt has of the message."""
-        return ResponseParser(self.template(calls, reasoning), prefix=opened)
+            around = self.tools.section if self.tools is not None and self.tools.closing else ()
+            for mark in filter(None, map(str.strip, around)):  # left out: a region that ends where it begins
+                fields[MARK + mark] = {"open": mark, "close_pattern": "(?=.)", **RAW}
+        return load_response_template({"start_anchor_pattern": self.anchor, "fields": fields})
 
 
 RAW: Field = {"content": "text", "content_args": {"strip": False}, "repeats": True}
@@ -132,27 +111,22 @@ RAW: Field = {"content": "text", "content_args": {"strip": False}, "repeats": Tr
 def published_format(template: Mapping[str, Any], tools: ToolFormat | None) -> MessageFormat:
     """The format of a tokenizer's response template. tools: how calls are forced. Raises ValueError for one that is
     invalid."""
-    load_response_template(dict(template))
-    fields = template.get("fields", {})
-    found = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    loaded = load_response_template(dict(template))
+    found = next((loaded.fields[name] for name in REASONING_FIELDS if name in loaded.fields), None)
     reasoning = None
-    if found is not None and "open" in found and "close" in found:
-        opens, closes = _first(found["open"]), _first(found["close"])
-        reasoning = ReasoningFormat(opens, closes)
-    anchor = template.get("start_anchor", ())
-    return MessageFormat(reasoning, tools, [anchor] if isinstance(anchor, str) else list(anchor), dict(template))
+    if found is not None and found.open_literals and found.close_literals:
+        reasoning = ReasoningFormat(found.open_literals[0], found.close_literals[0])
+    return MessageFormat(reasoning, tools, loaded.start_anchor_re.pattern, dict(template))
 
 
 def _published_region(template: Mapping[str, Any]) -> CallRegion | None:
-    region = template.get("fields", {}).get(CALLS)
-    if region is None:
+    if CALLS not in template["fields"]:
         return None
-    field = load_response_template(dict(template)).fields[CALLS]
-    opening = region.get("open_pattern") or _either(region["open"])
+    region, field = template["fields"][CALLS], load_response_template(dict(template)).fields[CALLS]
 
     def read(found: Mapping[str, str], parameters: Mapping[str, Any]) -> list[Named]:
-        begins = re.match(opening, found["opening"])
         try:
+            begins = field.open_re.match(found["opening"])
             value = process_field(found["body"], field, begins.groupdict() if begins else {})
             functions = [one["function"] for one in (value if isinstance(value, list) else [value])]
             names = [str(one["name"]) for one in functions]
@@ -161,9 +135,8 @@ def _published_region(template: Mapping[str, Any]) -> CallRegion | None:
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("the response template does not make a call of it") from error
 
-    close = region.get("close")
     ends = {key: region[key] for key in ("close", "close_pattern") if key in region}
-    return CallRegion(opening, ends, read, _first(close) if close else "", open_ended=not close)
+    return CallRegion(field.open_re.pattern, ends, read, field.close_literals[0] if field.close_literals else "")
 
 
 def _arguments(value: Any, schema: Any) -> str:
@@ -175,11 +148,3 @@ def _arguments(value: Any, schema: Any) -> str:
         for key, one in value.items()
     }
     return json.dumps(given, ensure_ascii=False, allow_nan=False)
-
-
-def _either(literals: str | Sequence[str]) -> str:
-    return re.escape(literals) if isinstance(literals, str) else "|".join(map(re.escape, literals))
-
-
-def _first(literals: str | Sequence[str]) -> str:
-    return literals if isinstance(literals, str) else literals[0]

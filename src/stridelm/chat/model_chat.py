@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stridelm.chat.formats import (
     AUTO,
@@ -17,14 +17,13 @@ from stridelm.chat.formats import (
     tool_format_of,
 )
 from stridelm.chat.message_format import MessageFormat, published_format
-from stridelm.chat.parser import MessageParser
 from stridelm.chat.template import TemplateHabits, habits_of
 from stridelm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-TAIL, LONGEST_TAIL = 64, 16_384
-"""Tokens at the end of a prompt in which the beginning of the model's message is looked for, at first and at most."""
+TAILS = (64, 256, 1024, 4096, 16_384)
+"""Tokens at the end of a prompt in which the beginning of the model's message is looked for, one after another."""
 RENDERING_S = 20.0
 """How long small conversations may take, which are rendered in some hundredths of a second."""
 ANCHORS = ("[/INST]", "[/TOOL_RESULTS]", "<|turn>model\n", "<tool_response|>")
@@ -46,19 +45,19 @@ class ModelChat:
         self.habits = _habits_in_time(tokenizer)
         """What the chat template does."""
         published = getattr(tokenizer.hf, "response_template", None)
-        self.tool_name = tool_format_of(source) if tool_call_parser == AUTO else _named(tool_call_parser)
-        self.reasoning_name = reasoning_format_of(source) if reasoning_parser == AUTO else _named(reasoning_parser)
-        tools = TOOL_FORMATS[self.tool_name] if self.tool_name else None
+        self.tool_name = {AUTO: tool_format_of(source), NONE: None}.get(tool_call_parser, tool_call_parser)
+        self.reasoning_name = {AUTO: reasoning_format_of(source), NONE: None}.get(reasoning_parser, reasoning_parser)
+        tools = TOOL_FORMATS.get(self.tool_name or "")
         if published and tool_call_parser == AUTO and reasoning_parser == AUTO:
             self.form = published_format(published, tools)
             self.source = "the tokenizer's response template"
         else:
-            reasoning = REASONING_FORMATS[self.reasoning_name] if self.reasoning_name else None
+            reasoning = REASONING_FORMATS.get(self.reasoning_name or "")
             opening = self.habits.opening
             for mark in (reasoning.open, reasoning.close) if reasoning is not None else ():
                 opening = opening.partition(mark.strip())[0]
             anchors = [opening] if opening.strip() else [one for one in ANCHORS if one.strip() in source]
-            self.form = MessageFormat(reasoning, tools, anchors)
+            self.form = MessageFormat(reasoning, tools, "|".join(map(re.escape, anchors)) or "(?!)")
             self.source = "the chat template" if AUTO in (tool_call_parser, reasoning_parser) else "options"
         said = "\n".join(self.form.texts)
         self.kept = frozenset(token for token in tokenizer.special_ids if tokenizer.token_text(token) in said)
@@ -67,7 +66,7 @@ class ModelChat:
     @property
     def description(self) -> str:
         """One line for people."""
-        calls = self.tool_name or ("as the response template says" if self.form.reads_calls else "none")
+        calls = self.tool_name or ("as the response template says" if self.form.call_region else "none")
         reasoning = self.reasoning_name or ("as the response template says" if self.form.reasoning else "none")
         return f"tool calls: {calls}, reasoning: {reasoning} (by {self.source})"
 
@@ -78,22 +77,13 @@ class ModelChat:
     def opened(self, prompt_ids: Sequence[int]) -> str:
         """What a prompt has of the message that follows it: the text after its last anchor, or nothing if there is
         none."""
-        anchor = self.form.template(False, False).start_anchor_re
-        tail = TAIL
-        while True:
+        anchor = self.form.templates[False, False].start_anchor_re
+        for tail in TAILS:
             text = self.tokenizer.decode(prompt_ids[-tail:], skip_special_tokens=False)
             ends = [found.end() for found in anchor.finditer(text)]
             if ends:
                 return text[ends[-1] :]
-            if tail >= min(len(prompt_ids), LONGEST_TAIL):
-                return ""
-            tail *= 4
-
-    def parser(
-        self, opened: str, tools: Sequence[Mapping[str, Any]] | None = None, reasoning: bool = True
-    ) -> MessageParser:
-        """For one message. opened: of its prompt. Other arguments as in MessageParser."""
-        return MessageParser(self.form, opened, tools, reasoning)
+        return ""
 
 
 def _habits_in_time(tokenizer: Tokenizer) -> TemplateHabits:
@@ -104,7 +94,3 @@ def _habits_in_time(tokenizer: Tokenizer) -> TemplateHabits:
     if not found:
         raise ValueError(f"the chat template does not end within {RENDERING_S:g} s; repair it, or give another")
     return found[0]
-
-
-def _named(name: str) -> str | None:
-    return None if name in (AUTO, NONE) else name

@@ -6,12 +6,15 @@ content, as the model wrote it. White space is dropped only beside reasoning and
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from stridelm.chat.message_format import CALLS, MessageFormat
+from transformers.utils.chat_parsing.response_parser import ResponseParser
+
+from stridelm.chat.message_format import CALLS, MARK, MessageFormat
 from stridelm.chat.parts import Part, Text, ToolCall, call_id
 
 MARK_BEGINS = re.compile(r"[<\[{]")
@@ -42,16 +45,15 @@ class MessageParser:
         self.finds_reasoning = reasoning and form.reasoning is not None
         """Whether reasoning is told from content."""
         self._form = form
-        self._implied = self._waiting = ""
-        """The mark of reasoning that nobody need write, and text that may be its beginning."""
-        if form.reasoning is not None and self.finds_reasoning and form.reasoning.implied and not opened.strip():
-            self._implied = form.reasoning.open
-            opened = form.reasoning.open
-        self._parser = form.parser(bool(tools), reasoning, opened)
-        self._parameters = _parameters(tools or ())
+        functions = [tool["function"] for tool in tools or ()]
+        self._parameters = {one["name"]: one.get("parameters") or {} for one in functions}
+        self._template = form.templates[bool(tools), reasoning]
+        self._found: list[Part] = []
+        """What is known and was not returned yet."""
         self._ends: deque[float] = deque()
         """Where tokens end that are not counted yet. One without text belongs to the text after it."""
-        self._length = self._at = 0
+        self._length = 0
+        self._at = 0.0
         """Characters received, and those of them that are known to be this or that."""
         self._field: Literal["reasoning", "content"] = "content"
         self._spaces: dict[str, str] = {"reasoning": "", "content": ""}
@@ -64,13 +66,19 @@ class MessageParser:
         self._quiet = form.published is None
         self._in_call = self._as_text = False
         """The region of a call is content: a call may not stand here."""
-        for event in self._parser.initial_events:
-            if event["type"] == "region_open" and event["field"] == "reasoning":
-                self._field, self._fresh = "reasoning", True
-            elif event["type"] == "region_close" and event["field"] == "reasoning":
-                self._field, self._fresh = "content", False
-            elif event["type"] == "region_chunk" and event["field"] == "content":
-                self._has_content |= bool(event["text"].strip())
+        self._implied = self._waiting = ""
+        """The mark of reasoning that nobody need write, and text that may be its beginning."""
+        if form.reasoning is not None and self.finds_reasoning and form.reasoning.implied and not opened.strip():
+            self._implied = form.reasoning.open
+        self._begin(opened)
+
+    def _begin(self, opened: str) -> None:
+        self._parser = ResponseParser(self._template, prefix=opened)
+        self._at = -math.inf  # what the prompt has is not counted
+        self._take(self._parser.initial_events)
+        self._found.clear()
+        self._at = self.calls = 0
+        self._spaces, self._fresh = {"reasoning": "", "content": ""}, self._field == "reasoning"
 
     def feed(self, pieces: Sequence[str]) -> list[Part]:
         """More of the message: the text of each token. Returns what is known now."""
@@ -78,65 +86,60 @@ class MessageParser:
             self._length += len(piece)
             self._ends.append(self._length if piece else self._length + NOT_YET)
         text = "".join(pieces)
-        if not text:
+        if not text or (self._implied and not (text := self._opening(text))):
             return []
-        if self._implied:
-            return self._after_implied(text)
         if self._settled and self._quiet and not MARK_BEGINS.search(text):
-            parts: list[Part] = []
-            self._text(self._field, text, parts)
-            return parts
-        parts = self._take(self._parser.feed(text))
-        self._settled = self._at == self._length and not self._in_call
-        return parts
+            self._text(self._field, text)
+        else:
+            self._take(self._parser.feed(text))
+            self._settled = self._at == self._length and not self._in_call
+        return self._taken()
 
     def finish(self) -> list[Part]:
         """What remains when nothing more will come."""
-        parts = self._take(self._parser.feed(self._held_back())) if self._implied else []
+        if self._implied:
+            text = self._opening("", at_end=True)
+            self._take(self._parser.feed(text))
         _, events = self._parser.finalize()
-        parts += self._take(events, at_end=True)
+        self._take(events, at_end=True)
         self._at += 1  # for tokens without text at the end
         self._count(reasoning=self._field == "reasoning")
         rest = self._spaces[self._field]
         if rest and not (self._fresh and self._field == "content"):
-            parts.append(Text(self._field, rest))
-        return _joined(parts)
+            self._add(self._field, rest)
+        return self._taken()
 
-    def _after_implied(self, text: str) -> list[Part]:
-        """The message's first text, where reasoning has begun although nobody opened it: a model may do it all the
-        same."""
+    def _taken(self) -> list[Part]:
+        found, self._found = self._found, []
+        return found
+
+    def _opening(self, text: str, at_end: bool = False) -> str:
+        """The message's first text, once it is known whether it has the mark of reasoning, which has begun in any
+        case."""
         self._waiting += text
         bare = self._waiting.lstrip()
-        if self._implied.startswith(bare) and bare != self._implied:
-            return []
-        return self._take(self._parser.feed(self._held_back()))
+        if not at_end and self._implied.startswith(bare) and bare != self._implied:
+            return ""
+        if not bare.startswith(self._implied):
+            self._begin(self._implied)
+        self._implied = ""
+        return self._waiting
 
-    def _held_back(self) -> str:
-        text = self._waiting
-        if text.lstrip().startswith(self._implied):
-            rest = text.lstrip()[len(self._implied) :]
-            self._at += len(text) - len(rest)
-            text = rest
-        self._implied = self._waiting = ""
-        return text
-
-    def _take(self, events: Sequence[Mapping[str, Any]], at_end: bool = False) -> list[Part]:
-        parts: list[Part] = []
+    def _take(self, events: Sequence[Mapping[str, Any]], at_end: bool = False) -> None:
         for event in events:
             kind, field = event["type"], event["field"]
             if field == CALLS:
-                self._call(kind, event, parts, at_end)
-            elif field.startswith("mark"):
+                self._call(kind, event, at_end)
+            elif field.startswith(MARK):
                 if kind == "region_open":
-                    self._at += len(self._form.mark(field))
+                    self._at += len(field) - len(MARK)
                     self._count(reasoning=False)
                 else:
                     self._spaces["content"], self._fresh = "", True
             elif kind == "region_chunk":
-                self._text(field, event["text"], parts)
+                self._text(field, event["text"])
             elif field == "reasoning":
                 self._switch(kind, at_end)
-        return _joined(parts)
 
     def _switch(self, kind: str, at_end: bool) -> None:
         """Reasoning begins or ends."""
@@ -150,7 +153,7 @@ class MessageParser:
         self._field = "reasoning" if kind == "region_open" else "content"
         self._fresh = True
 
-    def _text(self, field: Literal["reasoning", "content"], text: str, parts: list[Part]) -> None:
+    def _text(self, field: Literal["reasoning", "content"], text: str) -> None:
         self._at += len(text)
         self._count(reasoning=field == "reasoning")
         text = self._spaces[field] + text
@@ -161,9 +164,17 @@ class MessageParser:
         if shown:
             self._fresh = False
             self._has_content |= field == "content"
-            parts.append(Text(field, shown))
+            self._add(field, shown)
 
-    def _call(self, kind: str, event: Mapping[str, Any], parts: list[Part], at_end: bool) -> None:
+    def _add(self, field: Literal["reasoning", "content"], text: str) -> None:
+        """Neighbouring texts of one field are one part."""
+        last = self._found[-1] if self._found else None
+        if isinstance(last, Text) and last.field == field:
+            self._found[-1] = Text(field, last.text + text)
+        else:
+            self._found.append(Text(field, text))
+
+    def _call(self, kind: str, event: Mapping[str, Any], at_end: bool) -> None:
         region = self._form.call_region
         assert region is not None
         self._in_call = kind != "region_close"
@@ -171,7 +182,7 @@ class MessageParser:
             self._as_text = region.at_start and self._has_content
         elif kind == "region_chunk":
             if self._as_text:
-                self._text("content", event["text"], parts)
+                self._text("content", event["text"])
             else:
                 self._at += len(event["text"])
         elif not self._as_text:
@@ -180,7 +191,7 @@ class MessageParser:
             self._at += len(opening) + len(closing)
             self._count(reasoning=False)
             try:
-                if at_end and not region.open_ended:
+                if at_end and region.closing:
                     raise ValueError("it is not complete")
                 calls = region.read(event["value"], self._parameters)
                 for name, arguments in calls:
@@ -189,11 +200,11 @@ class MessageParser:
                         raise ValueError("it is not a call of a function")
             except UNREADABLE:
                 self._at -= len(opening + body + closing)  # as text it is counted again
-                self._text("content", opening + body + closing, parts)
+                self._text("content", opening + body + closing)
                 return
             self._spaces["content"], self._fresh = "", True
             for name, arguments in calls:
-                parts.append(ToolCall(self.calls, call_id(region.id_style, name, self.calls), name, arguments))
+                self._found.append(ToolCall(self.calls, call_id(region.id_style, name, self.calls), name, arguments))
                 self.calls += 1
 
     def _count(self, reasoning: bool) -> None:
@@ -201,21 +212,3 @@ class MessageParser:
         while self._ends and self._ends[0] <= self._at:
             self._ends.popleft()
             self.reasoning_tokens += reasoning
-
-
-def _parameters(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name -> JSON schema of the parameters."""
-    functions = [tool.get("function") for tool in tools]
-    return {one["name"]: one.get("parameters") or {} for one in functions if isinstance(one, dict) and "name" in one}
-
-
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Neighbouring texts of one field as one."""
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, Text) and isinstance(last, Text) and part.field == last.field:
-            joined[-1] = Text(part.field, last.text + part.text)
-        else:
-            joined.append(part)
-    return joined

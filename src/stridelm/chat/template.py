@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +19,6 @@ from stridelm.chat.parts import mistral_id
 from stridelm.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
-USER: Message = {"role": "user", "content": "a question"}
 MARK = "zq7"
 """A text that no template has."""
 LONG_ID, SHORT_ID = "call_0123456789abcdef", "a1b2c3d4e"
@@ -25,24 +26,25 @@ LONG_ID, SHORT_ID = "call_0123456789abcdef", "a1b2c3d4e"
 
 @dataclass(frozen=True)
 class TemplateHabits:
-    """What a template needs, and what it does."""
+    """What a template needs, and what it does.
+
+    reads_tools, writes_calls: descriptions of tools, or calls, are in what it writes.
+    parts: content must be a list of parts.
+    text_arguments: a call's arguments must be text, not an object.
+    null_content: a message that has only calls must have null content, not an empty text.
+    short_ids: ids of calls must have nine letters and digits.
+    developer: it knows the developer's role.
+    opening: what it writes to open the model's message.
+    """
 
     reads_tools: bool
-    """Whether descriptions of tools are in what it writes."""
     parts: bool
-    """Content must be a list of parts."""
     writes_calls: bool
-    """Whether a call is in what it writes."""
     text_arguments: bool
-    """A call's arguments must be text, not an object."""
     null_content: bool
-    """A message that has only calls must have null content, not an empty text."""
     short_ids: bool
-    """Ids of calls must have nine letters and digits."""
     developer: bool
-    """It knows the developer's role."""
     opening: str
-    """What it writes to open the model's message."""
 
     def messages(self, given: Iterable[Mapping[str, Any]]) -> list[Message]:
         """Messages of OpenAI's form as the template needs them. Text beside calls is a message of its own where the
@@ -57,7 +59,7 @@ class TemplateHabits:
 
     def _message(self, given: Mapping[str, Any]) -> Message:
         message = {key: value for key, value in given.items() if value is not None}
-        message["content"] = self._content(given.get("content"), str(given.get("role")))
+        message["content"] = self._content(given.get("content"))
         if message.get("role") == "developer" and not self.developer:
             message["role"] = "system"
         if "reasoning" in message:
@@ -75,7 +77,7 @@ class TemplateHabits:
             message["tool_call_id"] = mistral_id(str(message["tool_call_id"]))
         return message
 
-    def _content(self, content: Any, role: str) -> Any:
+    def _content(self, content: Any) -> Any:
         texts = [content or ""] if not isinstance(content, list) else [_text(part) for part in content]
         if self.parts:
             return [{"type": "text", "text": text} for text in texts]
@@ -86,10 +88,7 @@ class TemplateHabits:
             raise ValueError("a tool call must be an object with a function: give its name and arguments")
         function = dict(given["function"])
         arguments = function.get("arguments")
-        if self.text_arguments and not isinstance(arguments, str):
-            function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
-        elif not self.text_arguments and not isinstance(arguments, dict):
-            function["arguments"] = _parsed(arguments)
+        function["arguments"] = _as_text(arguments) if self.text_arguments else _as_object(arguments)
         call = {"type": "function", **given, "function": function}
         if self.short_ids and "id" in call:
             call["id"] = mistral_id(str(call["id"]))
@@ -115,61 +114,40 @@ def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
         except ValueError:
             return None
 
-    def says(role: str, content: Any) -> bool:
-        lead = [] if role == "user" else [{"role": role, "content": content}]
-        text = written([*lead, USER] if lead else [{"role": role, "content": content}])
-        return text is not None and MARK in text and "'text'" not in text and '"text"' not in text
-
-    parts = not says("user", MARK) and says("user", [{"type": "text", "text": MARK}])
+    def shows(content: Any) -> bool:
+        text = written([{"role": "user", "content": content}]) or ""
+        return MARK in text and "'text'" not in text and '"text"' not in text
 
     def content(text: str) -> Any:
         return [{"type": "text", "text": text}] if parts else text
 
-    question = {**USER, "content": content("a question")}
-
-    def call(arguments: Any, empty: Any, id: str) -> str | None:
-        calls = [{"id": id, "type": "function", "function": {"name": "fn", "arguments": arguments}}]
+    def writes_call(short_id: bool, text_arguments: bool, null_content: bool) -> bool:
+        """Whether a call is written: its name, its argument as JSON or plain, not as Python or as quoted text."""
+        id, value = SHORT_ID if short_id else LONG_ID, {"key": MARK}
+        function = {"name": "fn", "arguments": json.dumps(value) if text_arguments else value}
+        calls = [{"id": id, "type": "function", "function": function}]
+        asked = {"role": "assistant", "content": None if null_content else content(""), "tool_calls": calls}
         answer = {"role": "tool", "tool_call_id": id, "name": "fn", "content": content("found")}
-        return written([question, {"role": "assistant", "content": empty, "tool_calls": calls}, answer])
+        text = written([question, asked, answer]) or ""
+        return "fn" in text and MARK in text and f"'{MARK}'" not in text and f'\\"{MARK}' not in text
 
-    value = {"key": MARK}
-    form = next(
-        (
-            (text_arguments, null, short)
-            for short in (False, True)
-            for text_arguments in (False, True)
-            for null in (False, True)
-            if _has_call(
-                call(
-                    json.dumps(value) if text_arguments else value,
-                    None if null else content(""),
-                    SHORT_ID if short else LONG_ID,
-                )
-            )
-        ),
-        None,
-    )
-    text_arguments, null_content, short_ids = form or (False, False, False)
+    parts = not shows(MARK) and shows([{"type": "text", "text": MARK}])
+    question = {"role": "user", "content": content("a question")}
+    form = next((form for form in product((False, True), repeat=3) if writes_call(*form)), None)
+    short_ids, text_arguments, null_content = form or (False, False, False)
     tool = {"type": "function", "function": {"name": MARK, "description": "x", "parameters": {"type": "object"}}}
-    with_tools = written([question], tools=[tool])
     closed, opened = written([question], add_generation_prompt=False), written([question])
+    opens = opened is not None and closed is not None and opened.startswith(closed)
     return TemplateHabits(
-        reads_tools=with_tools is not None and MARK in with_tools,
+        reads_tools=MARK in (written([question], tools=[tool]) or ""),
         parts=parts,
         writes_calls=form is not None,
         text_arguments=text_arguments,
         null_content=null_content,
         short_ids=short_ids,
         developer="developer" in source,
-        opening=opened[len(closed) :]
-        if opened is not None and closed is not None and opened.startswith(closed)
-        else "",
+        opening=str(opened).removeprefix(str(closed)) if opens else "",
     )
-
-
-def _has_call(text: str | None) -> bool:
-    """Whether a rendered call is there: its name, its argument as JSON or plain, not as Python or as quoted text."""
-    return text is not None and "fn" in text and MARK in text and f"'{MARK}'" not in text and f'\\"{MARK}' not in text
 
 
 def _text(part: Any) -> str:
@@ -183,13 +161,13 @@ def _text(part: Any) -> str:
     raise ValueError(f"this model reads only text; leave out parts of other types ({kind})")
 
 
-def _parsed(arguments: Any) -> Any:
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {}
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError) as error:
-        raise ValueError("a tool call's arguments must be a JSON object, as text") from error
-    if not isinstance(value, dict):
-        raise ValueError("a tool call's arguments must be a JSON object, as text")
-    return value
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def _as_object(arguments: Any) -> Any:
+    with suppress(ValueError, RecursionError):
+        value = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        if isinstance(value, dict) or arguments is None:
+            return value or {}
+    raise ValueError("a tool call's arguments must be a JSON object, as text")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import by_name
-from stridelm.server.openai.schemas import ChatRequest, SamplingFields
+from stridelm.server.openai.schemas import MAX_WORDS, ChatRequest, SamplingFields
 from stridelm.server.validation import invalid
 
 REFUSED = by_name(
@@ -24,14 +25,25 @@ TOOL_FIELDS = ("name", "description", "parameters", "strict")
 LONGEST_KIND = 64
 
 
-def chat_request(body: SamplingFields, **translated: Any) -> ChatRequest:
-    """The body's own parameters that chat has, and translated ones; None is absent. Raises ApiError for those that
-    chat refuses."""
-    given = {name: getattr(body, name) for name in SamplingFields.model_fields} | translated
-    try:
-        return ChatRequest.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise invalid(error.errors(include_url=False, include_input=False, include_context=False)) from error
+class AgentRequest(SamplingFields, ABC):
+    """stubs: in place of what is large and has been read into a prompt, besides the fields below."""
+
+    stubs: ClassVar[dict[str, Any]]
+
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_WORDS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @abstractmethod
+    def as_chat(self) -> ChatRequest:
+        """Raises ApiError for what chat refuses, and for options without effect."""
+
+    def chat(self, **translated: Any) -> ChatRequest:
+        """Its own parameters that chat has, and translated ones; None is absent."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields} | translated
+        try:
+            return ChatRequest.model_validate({name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            raise invalid(error.errors(include_url=False, include_input=False, include_context=False)) from error
 
 
 def needed(item: dict[str, Any], *names: str) -> list[str]:

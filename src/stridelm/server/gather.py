@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stridelm.engine.request_metrics import RequestMetrics
 from stridelm.server.chunk import Chunk
 from stridelm.server.generation import Generation
-from stridelm.server.messages import Finish, Scores
+from stridelm.server.messages import SCORED, Finish, Scores
+from stridelm.server.turns import Turn
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Gathered:
     accepted: int = 0
     """How many of the tokens were guessed."""
     _pieces: list[str] = field(default_factory=list)
+    """The text of each token, until it is joined."""
 
     def take(self, chunk: Chunk) -> None:
         self._pieces += chunk.pieces
@@ -37,15 +39,24 @@ class Gathered:
         self.finish = chunk.finish or self.finish
 
     @property
-    def pieces(self) -> Sequence[str]:
-        """The text of each token. To be read before `text`, which joins them."""
-        return self._pieces
-
-    @property
     def text(self) -> str:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
+
+    async def again(self, turn: Turn) -> AsyncIterator[Chunk]:
+        """All of it, some at a time: in between, others get their turn. To be read before `text`."""
+        for begin in range(0, len(self.token_ids), SCORED):
+            some = slice(begin, begin + SCORED)
+            yield Chunk(self.token_ids[some], self._pieces[some], logprobs=self.logprobs[some])
+            await turn.breathe()
+        yield Chunk(finish=self.ended, cached_tokens=self.ended.metrics.cached_tokens)
+
+    @property
+    def summed(self) -> Chunk:
+        """What is counted of it, as if it had arrived at once."""
+        steps = [(len(self.token_ids), self.accepted)]
+        return Chunk(self.token_ids, steps=steps, finish=self.finish, cached_tokens=self.ended.metrics.cached_tokens)
 
     def forget(self) -> None:
         """Drop the large parts, once they have been written into the answer."""

@@ -77,7 +77,7 @@ class KVEventPublisher:
         self._events = events
         self._topic = config.topic.encode()
         self._number = 0
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._sent: deque[list[bytes]] = deque(maxlen=config.buffer_steps)
         """Numbers and batches that can be replayed."""
         self._context = zmq.Context()
         try:
@@ -107,7 +107,7 @@ class KVEventPublisher:
             return
         batch = msgspec.msgpack.encode(Batch(time.time(), events))
         with suppress(zmq.Again):
-            self._inlet.send(self._number.to_bytes(NUMBER_BYTES, "big") + batch, zmq.NOBLOCK)
+            self._inlet.send_multipart((self._number.to_bytes(NUMBER_BYTES, "big"), batch), zmq.NOBLOCK)
         self._number += 1
 
     def close(self) -> None:
@@ -131,13 +131,12 @@ class KVEventPublisher:
         while True:
             poller.poll()
             while self._waiting.poll(0):
-                message = self._waiting.recv()
-                if not message:
+                message = self._waiting.recv_multipart()
+                if not message[0]:
                     return
-                number, batch = message[:NUMBER_BYTES], message[NUMBER_BYTES:]
-                self._outlet.send_multipart((self._topic, number, batch))
+                self._outlet.send_multipart((self._topic, *message))
                 if self._replay is not None:
-                    self._sent.append((number, batch))
+                    self._sent.append(message)
             if self._replay is not None and self._replay.poll(0):
                 self._answer(self._replay)
 

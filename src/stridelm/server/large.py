@@ -16,7 +16,8 @@ from starlette.types import Message, Receive
 from stridelm.server.body import CheckedRequest
 from stridelm.server.callers import caller_of
 from stridelm.server.messages import unpacked
-from stridelm.server.replies import ClientGone, while_connected
+from stridelm.server.prompts import PromptReader
+from stridelm.server.replies import ClientGone, to_json, while_connected
 
 SMALL_BODY = 32 << 10
 """Bytes; reading this much holds the loop for less than twenty milliseconds, whatever it contains."""
@@ -57,10 +58,14 @@ def prompts_read(request: Request) -> list[array[int]] | None:
     return prompts
 
 
-def reply_read(request: Request) -> bytes | None:
-    """The answer as JSON, if a worker has made it."""
+async def answered(request: Request, body: Any, answer: Callable[[Any, PromptReader], Any]) -> Response:
+    """What `answer` makes of a body, unless a worker has made it."""
+    service = request.app.state.service
     reply: bytes | None = getattr(request.state, "reply", None)
-    return reply
+    if reply is None:
+        work = service.beside(caller_of(request), lambda _: to_json(answer(body, service.reader)))
+        reply = await while_connected(request, work)
+    return Response(reply, media_type="application/json")
 
 
 def _is_json(request: Request) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -24,11 +26,6 @@ DONE = b"data: [DONE]\n\n"
 
 def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, media_type="application/json")
-
-
-def raw_json_reply(content: bytes) -> Response:
-    """A reply whose content is JSON already."""
-    return Response(content, media_type="application/json")
 
 
 class PartsReply(Response):
@@ -73,42 +70,53 @@ class ClientGone(Exception):
     """The client has disconnected."""
 
 
-class Streamed(Protocol):
-    """An answer as a stream of events, each encoded by `event`."""
+class Answer(ABC):
+    """An answer, whole or as a stream of server-sent events."""
 
-    @property
-    def keeps(self) -> bool:
-        """generation.Reader.keeps"""
+    keeps = False
+    """generation.Reader.keeps"""
+    tail = DONE
+    """Follows the last event."""
+
+    @abstractmethod
+    async def whole(self, generation: Generation) -> list[bytes]:
+        """All of it as JSON, in parts. Raises ApiError if the engine dies."""
 
     def opening(self) -> bytes:
         """Events before there is any output."""
+        return b""
 
+    @abstractmethod
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes | None:
         """The events of what has arrived; None if that takes longer: it is then called again, with nothing."""
 
     def closing(self) -> bytes:
         """Events after the last output."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event, where there is an error."""
+        return event(error.body)
+
+
+async def send(request: Request, generation: Generation, answer: Answer, stream: bool | None) -> Response:
+    """Raises ApiError for an answer that fails before anything of it was sent."""
+    close = partial(request.app.state.service.engine_client.abandon, generation)
+    if stream:
+        return EventStream(generation, answer, close)
+    return PartsReply(await while_connected(request, answer.whole(generation), close))
 
 
 class EventStream(Response):
-    """Sends an answer's events as its output arrives. If it fails, the error is the last event, made by `failed`.
-    `close` is called at the end, to release the generation. If the client disconnects, that is at once, whether or not
-    there is anything to send. end: what follows the last event."""
+    """Sends an answer's events as its output arrives. `close` is called at the end, to release the generation. If the
+    client disconnects, that is at once, whether or not there is anything to send."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        generation: Generation,
-        answer: Streamed,
-        close: Callable[[], None],
-        failed: Callable[[ApiError], bytes] = lambda error: event(error.body),
-        end: bytes = DONE,
-    ) -> None:
+    def __init__(self, generation: Generation, answer: Answer, close: Callable[[], None]) -> None:
         self.status_code = 200
         self.background = None
         self._generation, self._answer, self._close = generation, answer, close
-        self._failed, self._end = failed, end
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", "transfer-encoding": "chunked"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,16 +133,16 @@ class EventStream(Response):
             await self._generation.read_by(_Writer(self._answer, wire))
             last = self._answer.closing()
         except ApiError as error:
-            last = self._failed(error)
+            last = self._answer.failed(error)
         finally:
             wire.on_writable = nothing
-        await send({"type": "http.response.body", "body": last + self._end, "more_body": False})
+        await send({"type": "http.response.body", "body": last + self._answer.tail, "more_body": False})
 
 
 class _Writer:
     """Reads a generation for a stream."""
 
-    def __init__(self, answer: Streamed, wire: Wire) -> None:
+    def __init__(self, answer: Answer, wire: Wire) -> None:
         self.keeps = answer.keeps
         self._answer, self._wire = answer, wire
 

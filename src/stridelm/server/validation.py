@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from stridelm.server.errors import ApiError, bad_request
 
@@ -16,6 +16,8 @@ MAX_FAULTS = 5
 class Body(BaseModel):
     """A body, or an object in one. Clients write null for what they leave out, so null counts as absent, under unknown
     names too. Only a field that declares a null of its own receives it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

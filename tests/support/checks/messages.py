@@ -83,7 +83,7 @@ REASONING = {"gemma4": "gemma4", "mistral": "mistral", "mistral_args": "mistral"
 
 
 def format_of(name: str) -> MessageFormat:
-    return MessageFormat(REASONING_FORMATS[REASONING.get(name, "qwen3")], TOOL_FORMATS[name], ["A:"])
+    return MessageFormat(REASONING_FORMATS[REASONING.get(name, "qwen3")], TOOL_FORMATS[name], "A:")
 
 
 def thought(name: str) -> str:

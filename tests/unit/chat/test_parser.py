@@ -96,6 +96,7 @@ def test_reasoning(name: str) -> None:
     assert read(form, [" so"], opened=closed) == ("", " so", [])
     reasoning, content, _ = read(form, ["so "])
     assert (reasoning, content) == (("so ", "") if mark.implied else ("", "so "))
+    assert "".join(read(form, [mark.open[:2]])[:2]) == mark.open[:2]
 
 
 def test_tokens_of_reasoning_are_counted() -> None:

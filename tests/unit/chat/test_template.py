@@ -11,6 +11,7 @@ import pytest
 from stridelm.builtin import builtin_path
 from stridelm.chat import model_chat
 from stridelm.chat.model_chat import ModelChat
+from stridelm.chat.parser import MessageParser
 from stridelm.chat.parts import Text
 from stridelm.chat.template import habits_of
 from stridelm.text.tokenizer import Tokenizer
@@ -98,7 +99,7 @@ def test_a_call_comes_back_as_it_was_said(family: str) -> None:
     said = rendered.removeprefix(before) if rendered.startswith(before) else rendered.partition("Where?")[2]
     for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<｜tool▁outputs▁begin｜>", "<｜end▁of▁sentence｜>"):
         said = said.partition(end)[0]
-    parser = chat.parser("", TOOLS)
+    parser = MessageParser(chat.form, "", TOOLS)
     parts = parser.feed([said]) + parser.finish()
     calls = [part for part in parts if not isinstance(part, Text)]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("find", ARGUMENTS)], said

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stridelm.builtin import builtin_path
-from stridelm.server.anthropic.schemas import MessagesRequest, as_chat
+from stridelm.server.anthropic.schemas import MessagesRequest
 from stridelm.server.errors import ApiError
 from stridelm.server.large import SMALL_BODY
 from stridelm.server.openai.conversation import conversation_text
@@ -190,7 +190,7 @@ def test_the_conversation_of_blocks() -> None:
     )
 
     def rendered(**more: Any) -> str:
-        return conversation_text(as_chat(MessagesRequest.model_validate({**body, **more})), tokenizer)
+        return conversation_text(MessagesRequest.model_validate({**body, **more}).as_chat(), tokenizer)
 
     assert rendered() == rendered(thinking={"type": "adaptive"}) == expected
     assert rendered(**more) == f"{expected}Truexhigh"

@@ -13,7 +13,7 @@ from stridelm.builtin import builtin_path
 from stridelm.server.errors import ApiError
 from stridelm.server.large import SMALL_BODY
 from stridelm.server.openai.conversation import conversation_text
-from stridelm.server.responses.schemas import ResponsesRequest, as_chat
+from stridelm.server.responses.schemas import ResponsesRequest
 from stridelm.text.tokenizer import Tokenizer
 from support.doubles.server import Served, offline
 
@@ -142,7 +142,7 @@ def test_the_conversation_of_items() -> None:
         call,
     ]
     body = ResponsesRequest.model_validate({"input": items, "instructions": "one", "tools": [LOOK]})
-    assert conversation_text(as_chat(body), tokenizer) == (
+    assert conversation_text(body.as_chat(), tokenizer) == (
         '<system>|one\ntwo|<user>|where|<assistant>hm|so|look{"place": "a"}stop{}<tool>|halted|stop'
         '<assistant>short||look{"place": "a"}'
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from stridelm.params import MAX_STOPS
 from stridelm.server import agents
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import Rows, by_name
-from stridelm.server.openai.schemas import MAX_MESSAGES, MAX_WORDS, ChatRequest, SamplingFields, StopText
+from stridelm.server.openai.schemas import MAX_MESSAGES, ChatRequest, StopText
 from stridelm.server.validation import Body
 
 Fields = dict[str, Any]
@@ -20,22 +20,18 @@ FAILED = "The tool failed:"
 NO_EDITS: tuple[Any, ...] = ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
-class Strict(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Message(Strict):
+class Message(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
-class ToolChoice(Strict):
+class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingOptions(Strict):
+class ThinkingOptions(Body):
     """enabled and disabled: the chat template's variable enable_thinking; adaptive leaves it to the template.
     budget_tokens: a hint, without effect. display: omitted leaves thinking out of the answer."""
 
@@ -44,14 +40,15 @@ class ThinkingOptions(Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputOptions(Strict):
+class OutputOptions(Body):
     """effort: the chat template's variable reasoning_effort, where max is xhigh."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
 
-class CountRequest(SamplingFields):
+class CountRequest(agents.AgentRequest):
+    stubs: ClassVar[Fields] = {"messages": [{"role": "user", "content": ""}], "system": None}
     refused: ClassVar[Rows] = agents.REFUSED | by_name(
         {
             "stop": ("messages call it stop_sequences",),
@@ -63,46 +60,41 @@ class CountRequest(SamplingFields):
 
     messages: list[Message] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_WORDS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputOptions = OutputOptions()
     output_format: dict[str, Any] | None = None
     """The older place of output_config.format."""
-    chat_template_kwargs: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     """No effect, here and in blocks: equal prefixes are found without it."""
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None  # type: ignore[assignment]
 
+    def as_chat(self) -> ChatRequest:
+        choice, effort = self.tool_choice, self.output_config.effort
+        if choice is not None and (choice.type == "tool") != (choice.name is not None):
+            raise bad_request("tool_choice: a name goes with the type tool", "tool_choice")
+        messages = _messages(self)
+        tools = [{**tool, "parameters": tool.get("input_schema")} for tool in self.tools or ()]
+        return self.chat(
+            messages=messages,
+            continue_final_message=messages[-1]["role"] == "assistant",
+            tools=agents.functions(tools, "custom"),
+            tool_choice=None if choice is None else CHOICES.get(choice.type) or agents.named(choice.model_dump()),
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            response_format=agents.output_format(self.output_format or self.output_config.format),
+            reasoning_effort="xhigh" if effort == "max" else effort,
+            chat_template_kwargs=_variables(self),
+            max_tokens=None,
+            max_completion_tokens=self.max_tokens,
+            stop=self.stop_sequences if isinstance(self, MessagesRequest) else None,
+            **dict.fromkeys(("metadata", "service_tier")),
+        )
+
 
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), StopText] | None = None
-
-
-def as_chat(body: CountRequest) -> ChatRequest:
-    """Raises ApiError for what chat refuses, and for options without effect."""
-    choice, form, effort = body.tool_choice, body.output_format or body.output_config.format, body.output_config.effort
-    if choice is not None and (choice.type == "tool") != (choice.name is not None):
-        raise bad_request("tool_choice: a name goes with the type tool", "tool_choice")
-    messages = _messages(body)
-    tools = [{**tool, "parameters": tool.get("input_schema")} for tool in body.tools or ()]
-    return agents.chat_request(
-        body,
-        messages=messages,
-        continue_final_message=messages[-1]["role"] == "assistant",
-        tools=agents.functions(tools, "custom"),
-        tool_choice=None if choice is None else CHOICES.get(choice.type) or agents.named(choice.model_dump()),
-        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        response_format=agents.output_format(form),
-        reasoning_effort="xhigh" if effort == "max" else effort,
-        chat_template_kwargs=_variables(body),
-        max_tokens=None,
-        max_completion_tokens=body.max_tokens,
-        stop=body.stop_sequences if isinstance(body, MessagesRequest) else None,
-        **dict.fromkeys(("metadata", "service_tier")),
-    )
 
 
 def _variables(body: CountRequest) -> Fields | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,23 +14,19 @@ from stridelm.chat.parts import Part
 from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
 from stridelm.server.chunk import Chunk
-from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies
-from stridelm.server.messages import SCORED, Finish, Score, Scores, span_of, top_scores
+from stridelm.server.messages import Finish, Score, Scores, span_of, top_scores
 from stridelm.server.openai.completions import finite
 from stridelm.server.openai.conversation import conversation_ids
 from stridelm.server.openai.schemas import ChatRequest
-from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
-from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading
+from stridelm.server.openai.shared import Choices, Heading, check_model, reply
+from stridelm.server.openai.tools import MessageReading, callable_tools, message_of, message_reading, parts_of
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 from stridelm.text.tokenizer import Tokenizer
-
-FED = 256
-"""Tokens of a whole message that are parsed at a time."""
 
 router = APIRouter(route_class=LargeBodies)
 
@@ -40,21 +34,19 @@ router = APIRouter(route_class=LargeBodies)
 @router.post("/v1/chat/completions", response_model=None)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation, through the model's chat template."""
-    prompt, reading = await prepare(body, request)
-    stream = bool(body.stream)
-    answer = _Answer(request.app.state.service, body, prompt, reading, stream)
-    return await reply(request, [Prompt(prompt, reading.params, kept=reading.kept)], answer, stream)
+    reading = await prepare(body, request)
+    return await reply(request, [reading.prompt], _Answer(request.app.state.service, body, reading), body.stream)
 
 
-async def prepare(body: ChatRequest, request: Request) -> tuple[array[int], MessageReading]:
-    """The conversation's token ids, and how its answer is read. Raises ApiError for what cannot be served."""
+async def prepare(body: ChatRequest, request: Request) -> MessageReading:
+    """Raises ApiError for what cannot be served."""
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = chat_params(body, service)
     tools = callable_tools(body, service.chat)
     with service.entering(params.n, caller_of(request)):
-        prompt = await while_connected(request, conversation_ids(body, request))
-    return prompt, message_reading(body, service.chat, tools, prompt, params)
+        ids = await while_connected(request, conversation_ids(body, request))
+    return message_reading(body, service.chat, tools, ids, params)
 
 
 def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
@@ -73,28 +65,16 @@ def chat_params(body: ChatRequest, service: Service) -> SamplingParams:
     return body.sampling(service.defaults, **more)
 
 
-class _Answer(Events):
-    def __init__(
-        self, service: Service, body: ChatRequest, prompt: array[int], reading: MessageReading, stream: bool
-    ) -> None:
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        self._n = reading.params.n
-        self._usage = Usage(len(prompt))
-        beside = StreamUsage(body, self._usage, self._n, self._n)
-        super().__init__(Heading(service, "chatcmpl", kind, body), beside)
-        self._tokenizer = service.tokenizer
+class _Answer(Choices):
+    def __init__(self, service: Service, body: ChatRequest, reading: MessageReading) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        prompt = reading.prompt
+        super().__init__(service, body, Heading(service, "chatcmpl", kind, body), [prompt.ids], prompt.params.n)
         self._body = body
-        self._prompt = prompt
         self._parsers = [None if reading.parser is None else reading.parser() for _ in range(self._n)]
         """Of each sample's message."""
         self._beside_text = body.logprobs or body.return_token_ids or self._beside.always
         """Whether every chunk is reported, with or without text."""
-
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed, without its choices."""
-        usage = replace(usage_of([self._prompt], samples, self._n), reasoning=self._reasoning_tokens())
-        metrics = metrics_of([sample.ended.metrics for sample in samples])
-        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
         first = {"role": "assistant", "content": ""}
@@ -104,13 +84,13 @@ class _Answer(Events):
         finish, parser = chunk.finish, self._parsers[index]
         delta = {"content": chunk.text}
         if parser is not None:
-            parts = parser.feed(chunk.pieces) + (parser.finish() if finish is not None else [])
+            delta = message_of(parts_of(parser, chunk), self._body.include_reasoning is not False, streamed=True)
             self._usage.reasoning = self._reasoning_tokens()
-            delta = message_of(parts, self._body.include_reasoning is not False, streamed=True)
             if not delta and not self._beside_text and finish is None:
                 return []  # it is not known yet what the text is part of
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
-        choice["logprobs"] = self._logprobs(chunk.logprobs)
+        scores = self._body.logprobs and chunk.logprobs is not None
+        choice["logprobs"] = {"content": self._scored(chunk)} if scores else None
         if self._body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
         if finish is None:
@@ -123,22 +103,12 @@ class _Answer(Events):
         return choices
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
-        content = list[msgspec.Raw]()
-        for begin in range(0, len(sample.logprobs), SCORED):
-            part = self._logprobs(sample.logprobs[begin : begin + SCORED])
-            content += [msgspec.Raw(to_json(entry)) for entry in (part or {"content": []})["content"]]
-            await turn.breathe()
-        parser = self._parsers[index]
-        if parser is None:
-            message: dict[str, Any] = {"content": sample.text}
-        else:
-            parts = list[Part]()
-            for begin in range(0, len(sample.pieces), FED):
-                parts += parser.feed(sample.pieces[begin : begin + FED])
-                await turn.breathe()
-            parts += parser.finish()
-            message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
+        parser, content, parts = self._parsers[index], list[msgspec.Raw](), list[Part]()
+        async for chunk in sample.again(turn):
+            content += self._scored(chunk)
+            parts += parts_of(parser, chunk)
+        self._usage.reasoning = self._reasoning_tokens()
+        message = message_of(parts, self._body.include_reasoning is not False, streamed=False)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", **message},
@@ -148,7 +118,7 @@ class _Answer(Events):
             "speculation": speculation_of(sample.ended.metrics),
         }
         if self._body.return_token_ids:
-            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompt.tolist()
+            choice["token_ids"], choice["prompt_token_ids"] = sample.token_ids, self._prompts[0].tolist()
         return choice
 
     def _reasoning_tokens(self) -> int | None:
@@ -156,20 +126,19 @@ class _Answer(Events):
         counts = [parser.reasoning_tokens for parser in self._parsers if parser is not None and parser.finds_reasoning]
         return sum(counts) if counts else None
 
-    def _logprobs(self, scores: Sequence[Scores] | None) -> dict[str, Any] | None:
-        """The chat API's log-probabilities: an entry per position."""
-        if not self._body.logprobs or scores is None:
-            return None
-        return {"content": scored(scores, self._body.top_logprobs or 0, self._tokenizer)}
+    def _scored(self, chunk: Chunk) -> list[msgspec.Raw]:
+        return scored(chunk, self._body.top_logprobs or 0, self._service.tokenizer) if self._body.logprobs else []
 
 
-def scored(scores: Sequence[Scores], top: int, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """An entry per position, with its `top` likeliest tokens."""
+def scored(chunk: Chunk, top: int, tokenizer: Tokenizer) -> list[msgspec.Raw]:
+    """Its log-probabilities as JSON: an entry per position, with the `top` likeliest tokens."""
 
     def alternatives(entry: Scores) -> list[dict[str, Any]]:
         return [_entry(one, tokenizer.token_bytes(one.token)) for one in top_scores(entry, top)]
 
-    return [{**_entry(entry[0], span_of(entry).data), "top_logprobs": alternatives(entry)} for entry in scores]
+    entries = chunk.logprobs or ()
+    own = ({**_entry(one[0], span_of(one).data), "top_logprobs": alternatives(one)} for one in entries)
+    return [msgspec.Raw(to_json(entry)) for entry in own]
 
 
 def _reason(finish: Finish, parser: MessageParser | None) -> str:

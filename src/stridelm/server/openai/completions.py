@@ -19,7 +19,7 @@ from stridelm.server.gather import Gathered, speculation_of
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.messages import SCORED, Score, Scores, span_of, top_scores
 from stridelm.server.openai.schemas import CompletionRequest
-from stridelm.server.openai.shared import Events, Heading, StreamUsage, Usage, check_model, metrics_of, reply, usage_of
+from stridelm.server.openai.shared import Choices, Heading, check_model, reply
 from stridelm.server.replies import to_json, while_connected
 from stridelm.server.sample_text import prompt_scores
 from stridelm.server.service import Service
@@ -38,7 +38,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     params = completion_params(body, service)
     prompts = await completion_prompts(body, request)
     asked = [Prompt(ids, params) for ids in prompts]
-    return await reply(request, asked, _Answer(service, body, prompts, params), bool(body.stream))
+    return await reply(request, asked, _Answer(service, body, prompts, params), body.stream)
 
 
 def completion_params(body: CompletionRequest, service: Service) -> SamplingParams:
@@ -87,37 +87,24 @@ def asked_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     return many
 
 
-class _Answer(Events):
+class _Answer(Choices):
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: Sequence[array[int]], params: SamplingParams
     ) -> None:
-        self._samples = len(prompts) * params.n
-        beside = StreamUsage(body, Usage(sum(map(len, prompts))), self._samples, params.n)
-        super().__init__(Heading(service, "cmpl", "text_completion", body), beside)
-        self._service = service
+        super().__init__(service, body, Heading(service, "cmpl", "text_completion", body), prompts, params.n)
         self._body = body
-        self._prompts = prompts
-        self._n = params.n
         self._texts: dict[int, str] = {}
         """Index of a prompt -> its text, for echo."""
         self._silent = body.max_tokens == 0
         """Whether the one token that is drawn is left out."""
         self._skip = params.skip_special_tokens
 
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The answer to a request that is not streamed, without its choices."""
-        usage = usage_of(self._prompts, samples, self._n, spare=int(self._silent))
-        metrics = metrics_of([sample.ended.metrics for sample in samples])
-        return self._heading.around(choices=[], usage=usage.as_json(), **metrics)
+    def counted(self, chunk: Chunk) -> Chunk:
+        return Chunk(finish=chunk.finish, cached_tokens=chunk.cached_tokens) if self._silent else chunk
 
     def opening_choices(self) -> Iterator[dict[str, Any]]:
-        indices = range(self._samples if self._body.echo else 0)
+        indices = range(len(self._prompts) * self._n if self._body.echo else 0)
         return (_choice(index, self._prompt_text(index), None) for index in indices)
-
-    def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        if self._silent:
-            arrived = [(i, Chunk(finish=one.finish, cached_tokens=one.cached_tokens)) for i, one in arrived]
-        return super().events(arrived)
 
     def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         finish, top = chunk.finish, self._body.logprobs
@@ -132,7 +119,6 @@ class _Answer(Events):
         return [choice]
 
     async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
         prompt_ids = self._prompts[index // self._n]
         text = "" if self._silent else sample.text
         ids = [] if self._silent else sample.token_ids

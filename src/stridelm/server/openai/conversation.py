@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 from fastapi import Request
 
@@ -11,7 +10,7 @@ from stridelm.chat.template import habits_of
 from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request
 from stridelm.server.large import prompts_read
-from stridelm.server.openai.schemas import ChatMessage, ChatRequest, Conversation
+from stridelm.server.openai.schemas import ChatRequest, Conversation
 from stridelm.server.service import Service
 from stridelm.text.tokenizer import Tokenizer
 
@@ -40,7 +39,7 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
     tools = None if body.tool_choice == "none" else body.tools
     try:
         habits = habits_of(tokenizer)
-        messages = habits.messages({**(one.model_extra or {}), **_said(one)} for one in body.messages)
+        messages = habits.messages(dict(one) for one in body.messages)  # with their further keys
     except ValueError as error:
         raise bad_request(f"messages: {error}", "messages") from error
     variables = body.chat_template_kwargs or {}
@@ -52,7 +51,3 @@ def conversation_text(body: Conversation, tokenizer: Tokenizer) -> str:
         return tokenizer.render_chat(messages, tools, opens, going_on, variables)
     except ValueError as error:
         raise bad_request(str(error), "messages") from error
-
-
-def _said(message: ChatMessage) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stridelm.server.errors import bad_request
 from stridelm.server.validation import Body
@@ -20,25 +20,19 @@ Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
 
-class Prediction(BaseModel):
+class Prediction(Body):
     """What the answer is expected to be like."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["content"]
     content: str | list[TextPart]
 
 
-class PromptCacheOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class PromptCacheOptions(Body):
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m"] | None = None
 
@@ -82,6 +76,7 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "return_prompt_token_ids return_tokens_as_token_ids": ("use return_token_ids", False),
     "routed_dp_rank data_parallel_rank": ("there is one rank; leave it out", 0),
     # What a text model, served by one process, does not have
+    "modalities": ('the model answers only in text; leave modalities out, or make it ["text"]', ["text"]),
     "audio max_dynamic_patch min_dynamic_patch": ("the model has only text; leave it out",),
     "media_io_kwargs mm_processor_kwargs images_config": ("the model has only text; leave it out", {}),
     "use_audio_in_video": ("the model has only text; leave it out", False),
@@ -107,12 +102,6 @@ def by_name(table: Rows) -> dict[str, tuple[Any, ...]]:
 
 UNSUPPORTED = by_name(TABLE)
 """By name. Some are fields of one of the routes, which reads them itself."""
-
-
-def _text_alone(modalities: Any) -> Any:
-    if modalities != ["text"]:
-        raise ValueError('this model answers only in text; leave modalities out, or make it ["text"]')
-    return modalities
 
 
 class InertFields(Body):
@@ -148,9 +137,6 @@ class InertFields(Body):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     """Equal prefixes are found without them, and kept while there is room."""
-    modalities: (
-        Annotated[list[Literal["text"]], BeforeValidator(_text_alone), Field(min_length=1, max_length=1)] | None
-    ) = None
     verbosity: Literal["low", "medium", "high"] | None = None
     request_id: str | None = None
     session_id: str | None = None

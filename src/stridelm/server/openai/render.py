@@ -4,15 +4,14 @@ in vLLM. Routers that know which prefixes a server has cached ask for them befor
 from __future__ import annotations
 
 import secrets
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stridelm.params import SamplingParams
 from stridelm.server.callers import caller_of
+from stridelm.server.engine_client import Prompt
 from stridelm.server.large import LargeBodies
 from stridelm.server.messages import plain
 from stridelm.server.openai.chat import prepare
@@ -31,22 +30,22 @@ async def render_completion(body: CompletionRequest, request: Request) -> Respon
     service: Service = request.app.state.service
     check_model(service, body.model)
     params = completion_params(body, service)
-    return PartsReply(listed(await rendered(body, request, await completion_prompts(body, request), params)))
+    prompts = [Prompt(ids, params) for ids in await completion_prompts(body, request)]
+    return PartsReply(listed(await rendered(body, request, prompts)))
 
 
 @router.post("/v1/chat/completions/render", response_model=None)
 async def render_chat(body: ChatRequest, request: Request) -> Response:
     """The conversation's one prompt."""
-    ids, reading = await prepare(body, request)
-    return PartsReply(await rendered(body, request, [ids], reading.params))
+    reading = await prepare(body, request)
+    return PartsReply(await rendered(body, request, [reading.prompt]))
 
 
-async def rendered(
-    body: SamplingFields, request: Request, prompts: Sequence[array[int]], params: SamplingParams
-) -> list[bytes]:
+async def rendered(body: SamplingFields, request: Request, prompts: Sequence[Prompt]) -> list[bytes]:
     """For each prompt the JSON of vLLM's GenerateRequest (entrypoints/scale_out/token_in_token_out/protocol.py). Its
     id is the request's own, where the client gave one."""
     service: Service = request.app.state.service
+    params = prompts[0].params
     sampling = {name: value for name, value in plain(params).items() if name not in ("cache_salt", "priority")}
     common: dict[str, Any] = {
         "sampling_params": {**sampling, "n": params.n},
@@ -58,8 +57,8 @@ async def rendered(
     base = request.state.request_id or secrets.token_hex(16)
     entries = []
     async with service.turns(caller_of(request).tenant) as turn:
-        for index, ids in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             name = f"{base}-{index}" if len(prompts) > 1 else base
-            entries.append(to_json({"request_id": name, "token_ids": ids.tolist(), "features": None, **common}))
+            entries.append(to_json({"request_id": name, "token_ids": prompt.ids.tolist(), "features": None, **common}))
             await turn.breathe()
     return entries

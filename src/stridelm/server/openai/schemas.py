@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -52,11 +53,11 @@ StopText = short_enough(MAX_STOPS_LENGTH)
 TokenId = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 """fail_fast: of a million invalid ids, one is reported."""
+PromptIds = Annotated[Ids, Field(min_length=1)]
+Prompts = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 
 
 class StreamOptions(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """From vLLM: usage in every event."""
@@ -64,9 +65,7 @@ class StreamOptions(Body):
     """Events have no padding."""
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
-
+class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -74,17 +73,13 @@ class JsonSchema(BaseModel):
     """Has no effect: the output always follows the schema."""
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class SamplingFields(InertFields):
     """What completions and chat have in common. Names are vLLM's where OpenAI has none."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
@@ -130,18 +125,13 @@ class SamplingFields(InertFields):
 
         defaults: for what is left out. more: parameters that completions and chat spell differently.
         """
-        same = (
-            *("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p"),
-            *("repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-            *("skip_special_tokens", "bad_words", "prompt_logprobs", "priority", "target_tps", "cache_salt"),
-            *("speculation", "n"),
-        )
+        same = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         structured = self._structured()
         if structured is not None:
             given["structured_outputs"] = structured
         if self.logit_bias is not None:
-            given["logit_bias"] = _by_id(self.logit_bias)
+            given["logit_bias"] = biases_by_id(self.logit_bias)
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options would have no effect without stream; leave it out", "stream_options")
         try:
@@ -170,14 +160,7 @@ class SamplingFields(InertFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: (
-        str
-        | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-        | Annotated[
-            list[Annotated[Ids, Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
-        ]
-    )
+    prompt: str | PromptIds | Annotated[list[str], Prompts] | Annotated[list[PromptIds], Prompts]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     suffix: str | None = None
@@ -194,32 +177,24 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class FunctionName(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class FunctionName(Body):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Body):
     """The function that must be called."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: FunctionName
 
 
-class ToolSubset(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ToolSubset(Body):
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_WORDS)
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(Body):
     """Some of the tools: the model reads of all, and may call these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
@@ -271,7 +246,7 @@ class ChatRequest(SamplingFields, Conversation):
     """From vLLM: False leaves reasoning out of the answer."""
 
 
-def _by_id(bias: Mapping[str, float]) -> dict[int, float]:
+def biases_by_id(bias: Mapping[str, float]) -> dict[int, float]:
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError as error:

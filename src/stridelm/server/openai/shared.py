@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +21,7 @@ from stridelm.server.errors import ApiError
 from stridelm.server.gather import Gathered, gather
 from stridelm.server.generation import Generation
 from stridelm.server.openai.schemas import SamplingFields, StreamOptions
-from stridelm.server.replies import EventStream, PartsReply, Streamed, event, listed, to_json, while_connected
+from stridelm.server.replies import Answer, event, listed, send, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.turns import Turn
 
@@ -97,17 +96,15 @@ class Usage:
         }
 
 
-def metrics_of(ended: Sequence[RequestMetrics]) -> dict[str, Any]:
-    """An answer's `metrics` as a field of it, from the metrics of its samples; no field if nobody asked for them.
-
-    As in vLLM, they are of a single sample: an answer with several has none.
-    """
-    drafts = ended[0].speculative_decoding if len(ended) == 1 else None
+def metrics_of(metrics: RequestMetrics) -> dict[str, Any]:
+    """An answer's `metrics` as a field of it; no field if nobody asked for them."""
+    drafts = metrics.speculative_decoding
     return {} if drafts is None else {"metrics": {"speculative_decoding": drafts.as_json()}}
 
 
 class StreamUsage:
-    """What the events of a stream have beside their choices: usage, and metrics with the last of it."""
+    """Counts usage as output arrives. Of a stream: what its events have beside their choices, which is usage, and
+    metrics with the last of it."""
 
     def __init__(self, request: SamplingFields, usage: Usage, samples: int, n: int) -> None:
         """samples: of all prompts. n: of each."""
@@ -121,7 +118,8 @@ class StreamUsage:
         """First sample of a prompt -> tokens of the prompt that came from the prefix cache."""
         self._accepted = dict[int, int]()
         """Unfinished sample -> its tokens that were drafted."""
-        self._metrics: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        """Of the sample, if there is a single one: as in vLLM, an answer with several has none."""
 
     def begin(self, index: int, chunk: Chunk) -> None:
         """A sample has output, which may not have been counted yet."""
@@ -138,28 +136,40 @@ class StreamUsage:
         self._accepted[index] = self._accepted.get(index, 0) + chunk.accepted
         if chunk.finish is not None:
             self._usage.rejected += chunk.finish.metrics.drafted - self._accepted.pop(index)
-            self._metrics = metrics_of([chunk.finish.metrics]) if self._single else {}
+            self.metrics = metrics_of(chunk.finish.metrics) if self._single else {}
 
     def with_choice(self) -> dict[str, Any]:
         """Fields of an event with a choice."""
         if not self.always:
             return {}
         usage = {"usage": self._usage.as_json()}
-        return usage if self._at_end else usage | self._metrics
+        return usage if self._at_end else usage | self.metrics
 
     def last(self) -> dict[str, Any]:
         """Fields of the event after all choices; empty if there is to be none."""
-        return {"usage": self._usage.as_json(), **self._metrics} if self._at_end else {}
+        return {"usage": self._usage.as_json(), **self.metrics} if self._at_end else {}
 
 
-class Events(ABC):
-    """An answer's events (replies.Streamed): opening ones, one for each chunk, and what comes beside the choices."""
+class Choices(Answer):
+    """An answer of a choice for each sample. Its events: opening ones, one for each chunk, and what comes beside the
+    choices."""
 
-    keeps = False
-
-    def __init__(self, heading: Heading, beside: StreamUsage) -> None:
-        self._heading, self._beside = heading, beside
+    def __init__(
+        self, service: Service, asked: SamplingFields, heading: Heading, prompts: Sequence[array[int]], n: int
+    ) -> None:
+        """n: samples of each prompt."""
+        self._service, self._heading, self._prompts, self._n = service, heading, prompts, n
+        self._usage = Usage(sum(map(len, prompts)))
+        self._beside = StreamUsage(asked, self._usage, len(prompts) * n, n)
         self._opened = False
+
+    def counted(self, chunk: Chunk) -> Chunk:
+        """What of a sample's output is part of the answer."""
+        return chunk
+
+    @abstractmethod
+    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
+        """The choice of one sample."""
 
     @abstractmethod
     def opening_choices(self) -> Iterable[dict[str, Any]]:
@@ -169,12 +179,26 @@ class Events(ABC):
     def chunk_choices(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         """What a sample's output adds to its choice, for an event each."""
 
+    async def whole(self, generation: Generation) -> list[bytes]:
+        """Encoded choice by choice."""
+        samples = await gather(generation)
+        choices = []
+        async with self._service.turns(generation.tenant) as turn:
+            for index, sample in enumerate(samples):
+                choices.append(to_json(await self.choice(index, sample, turn)))
+                self._beside.take(index, self.counted(sample.summed))
+                sample.forget()
+                await turn.breathe()
+        whole = self._heading.around(choices=[], usage=self._usage.as_json(), **self._beside.metrics)
+        before, after = to_json(whole).split(NO_CHOICES, 1)
+        return [before + b'"choices":', *listed(choices), after]
+
     def opening(self) -> bytes:
         """Empty if the events are to have usage, which is known when the first output arrives."""
         return b"" if self._beside.always else self._open()
 
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes:
-        events = []
+        arrived, events = [(index, self.counted(chunk)) for index, chunk in arrived], list[bytes]()
         if not self._opened:
             for index, chunk in arrived:
                 self._beside.begin(index, chunk)
@@ -196,47 +220,9 @@ class Events(ABC):
         return self._heading.event([choice], self._beside.with_choice())
 
 
-def usage_of(prompts: Sequence[array[int]], samples: Sequence[Gathered], n: int, spare: int = 0) -> Usage:
-    """spare: tokens of each sample that were generated but are not part of the answer."""
-    return Usage(
-        prompt=sum(map(len, prompts)),
-        completion=sum(len(sample.token_ids) - spare for sample in samples),
-        cached=sum(samples[i].ended.metrics.cached_tokens for i in range(0, len(samples), n)),
-        accepted=sum(sample.accepted for sample in samples),
-        rejected=sum(sample.ended.metrics.drafted - sample.accepted for sample in samples),
-    )
-
-
-class Answer(Streamed, Protocol):
-    """A request's answer, complete or as a stream."""
-
-    def whole(self, samples: Sequence[Gathered]) -> dict[str, Any]:
-        """The complete answer with an empty list of choices."""
-
-    async def choice(self, index: int, sample: Gathered, turn: Turn) -> dict[str, Any]:
-        """The choice of one sample."""
-
-
-async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool) -> Response:
+async def reply(request: Request, prompts: Sequence[Prompt], answer: Answer, stream: bool | None) -> Response:
     """Complete the prompts and send the answer. Raises ApiError if they cannot be served."""
     service: Service = request.app.state.service
-    engine_client = service.engine_client
     starting = service.generate(prompts, caller_of(request))
     request.state.generation = generation = await while_connected(request, starting)
-    close = partial(engine_client.abandon, generation)
-    if stream:
-        return EventStream(generation, answer, close)
-    return PartsReply(await while_connected(request, _parts(service, generation, answer), close))
-
-
-async def _parts(service: Service, generation: Generation, answer: Answer) -> list[bytes]:
-    """The complete answer as JSON, encoded choice by choice."""
-    samples = await gather(generation)
-    choices = []
-    async with service.turns(generation.tenant) as turn:
-        for index, sample in enumerate(samples):
-            choices.append(to_json(await answer.choice(index, sample, turn)))
-            samples[index].forget()
-            await turn.breathe()
-    before, after = to_json(answer.whole(samples)).split(NO_CHOICES, 1)
-    return [before + b'"choices":', *listed(choices), after]
+    return await send(request, generation, answer, stream)

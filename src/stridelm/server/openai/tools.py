@@ -12,6 +12,8 @@ from stridelm.chat.model_chat import ModelChat
 from stridelm.chat.parser import MessageParser
 from stridelm.chat.parts import Part, Text
 from stridelm.params import SamplingParams, StructuredOutputs
+from stridelm.server.chunk import Chunk
+from stridelm.server.engine_client import Prompt
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.schemas import AllowedTools, ChatRequest, NamedTool
 
@@ -20,12 +22,11 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class MessageReading:
-    """How a request's messages are read. parser: makes one for a message; None where there is nothing to find in it.
-    kept: special tokens that are marks in it."""
+    """What a conversation asks for, and how the answer is read. parser: makes one for a message; None where there is
+    nothing to find in it."""
 
-    params: SamplingParams
+    prompt: Prompt
     parser: Callable[[], MessageParser] | None = None
-    kept: frozenset[int] = frozenset()
 
 
 def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
@@ -37,7 +38,7 @@ def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
         return ()
     if choice == "none":
         return ()
-    if not chat.form.reads_calls:
+    if chat.form.call_region is None:
         raise bad_request(
             "tools: how this model calls them is not known; start with --tool-call-parser, or leave them out",
             "tools",
@@ -54,11 +55,11 @@ def callable_tools(body: ChatRequest, chat: ModelChat) -> Tools:
 
 
 def message_reading(
-    body: ChatRequest, chat: ModelChat, tools: Tools, prompt: array[int], params: SamplingParams
+    body: ChatRequest, chat: ModelChat, tools: Tools, ids: array[int], params: SamplingParams
 ) -> MessageReading:
     """tools: from `callable_tools`. Raises ApiError for what cannot be forced in the model's format."""
     if not tools and chat.form.reasoning is None:
-        return MessageReading(params)
+        return MessageReading(Prompt(ids, params))
     choice = body.tool_choice
     required = choice == "required" or isinstance(choice, NamedTool)
     if isinstance(choice, AllowedTools):
@@ -70,7 +71,7 @@ def message_reading(
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     only = len(tools) < len(body.tools or ())
     wanted = Wanted(tools, "required" if required else "auto", parallel, only, answer)
-    opened = chat.opened(prompt)
+    opened = chat.opened(ids)
     try:
         structured = structure(chat.form, opened, wanted)
     except (ValueError, RecursionError) as error:
@@ -80,25 +81,34 @@ def message_reading(
     if structured is not None and structured != answer:
         params = replace(params, structured_outputs=structured)
     reasoning = body.separate_reasoning is not False
-    return MessageReading(params, lambda: chat.parser(opened, tools, reasoning), chat.kept)
+    prompt = Prompt(ids, params, kept=chat.kept)
+    return MessageReading(prompt, lambda: MessageParser(chat.form, opened, tools, reasoning))
+
+
+def parts_of(parser: MessageParser | None, chunk: Chunk) -> Sequence[Part]:
+    """What more output adds to a message. parser: None where all of it is content."""
+    if parser is None:
+        return [Text("content", chunk.text)] if chunk.text else []
+    return parser.feed(chunk.pieces) + (parser.finish() if chunk.finish is not None else [])
 
 
 def message_of(parts: Iterable[Part], with_reasoning: bool, streamed: bool) -> dict[str, Any]:
     """Parts as fields of a message, or of a stream's delta. Reasoning has both names that clients look for."""
-    texts = {"reasoning": "", "content": ""}
+    said: dict[str, list[str]] = {"reasoning": [], "content": []}
     calls = []
     for part in parts:
         if isinstance(part, Text):
-            texts[part.field] += part.text
+            said[part.field].append(part.text)
         else:
             place = {"index": part.index} if streamed else {}
             function = {"name": part.name, "arguments": part.arguments}
             calls.append({**place, "id": part.id, "type": "function", "function": function})
     fields: dict[str, Any] = {}
-    if texts["content"] or not streamed:
-        fields["content"] = texts["content"] if texts["content"] or not calls else None
-    if texts["reasoning"] and with_reasoning:
-        fields["reasoning_content"] = fields["reasoning"] = texts["reasoning"]
+    content, reasoning = "".join(said["content"]), "".join(said["reasoning"])
+    if content or not streamed:
+        fields["content"] = content if content or not calls else None
+    if reasoning and with_reasoning:
+        fields["reasoning_content"] = fields["reasoning"] = reasoning
     if calls:
         fields["tool_calls"] = calls
     return fields

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from stridelm.params import MAX_LOGPROBS
 from stridelm.server import agents
 from stridelm.server.errors import bad_request
 from stridelm.server.openai.inert import Key, Rows, Value, by_name
-from stridelm.server.openai.schemas import MAX_MESSAGES, MAX_WORDS, ChatRequest, SamplingFields
+from stridelm.server.openai.schemas import MAX_MESSAGES, ChatRequest
 from stridelm.server.validation import Body
 
 Fields = dict[str, Any]
@@ -22,8 +22,6 @@ Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSA
 class TextOptions(Body):
     """verbosity: a hint, without effect."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     format: dict[str, Any] = {"type": "text"}  # noqa: RUF012
     verbosity: Literal["low", "medium", "high"] = "medium"
 
@@ -31,13 +29,12 @@ class TextOptions(Body):
 class ReasoningOptions(Body):
     """effort: a variable of the chat template. summary: a hint; reasoning is returned as it is."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(agents.AgentRequest):
+    stubs: ClassVar[Fields] = {"input": "", "instructions": None}
     refused: ClassVar[Rows] = agents.REFUSED | by_name(
         {
             "previous_response_id conversation": (NOT_STORED,),
@@ -56,7 +53,6 @@ class ResponsesRequest(SamplingFields):
         Discriminator(lambda value: "~text" if isinstance(value, str) else "~items"),
     ]
     instructions: str | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_WORDS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = Field(default_factory=TextOptions)
@@ -65,36 +61,32 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """reasoning.encrypted_content has no effect: reasoning is never encrypted."""
-    chat_template_kwargs: dict[str, Any] | None = None
     client_metadata: dict[Key, Value] | None = None
     """Codex's, without effect."""
 
-
-def as_chat(body: ResponsesRequest) -> ChatRequest:
-    """Raises ApiError for what chat refuses, and for options without effect."""
-    choice, scored = body.tool_choice, LOGPROBS in (body.include or ())
-    if body.top_logprobs and not scored:
-        raise bad_request(f'top_logprobs would have no effect without include: ["{LOGPROBS}"]', "top_logprobs")
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools = [agents.named(tool) for tool in agents.listed(choice.get("tools"))]
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
-    elif isinstance(choice, dict):
-        if agents.kind_of(choice) != "function":
-            raise bad_request(f"tool_choice: there is no {agents.kind_of(choice)}; name a function", "tool_choice")
-        choice = agents.named(choice)
-    return agents.chat_request(
-        body,
-        messages=_messages(body),
-        tools=agents.functions(body.tools, "function"),
-        tool_choice=choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-        response_format=agents.output_format(body.text.format),
-        reasoning_effort=body.reasoning.effort,
-        max_completion_tokens=body.max_output_tokens,
-        chat_template_kwargs=body.chat_template_kwargs,
-        logprobs=scored,
-        top_logprobs=body.top_logprobs,
-    )
+    def as_chat(self) -> ChatRequest:
+        choice, scored = self.tool_choice, LOGPROBS in (self.include or ())
+        if self.top_logprobs and not scored:
+            raise bad_request(f'top_logprobs would have no effect without include: ["{LOGPROBS}"]', "top_logprobs")
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            tools = [agents.named(tool) for tool in agents.listed(choice.get("tools"))]
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+        elif isinstance(choice, dict):
+            if agents.kind_of(choice) != "function":
+                raise bad_request(f"tool_choice: there is no {agents.kind_of(choice)}; name a function", "tool_choice")
+            choice = agents.named(choice)
+        return self.chat(
+            messages=_messages(self),
+            tools=agents.functions(self.tools, "function"),
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=agents.output_format(self.text.format),
+            reasoning_effort=self.reasoning.effort,
+            max_completion_tokens=self.max_output_tokens,
+            chat_template_kwargs=self.chat_template_kwargs,
+            logprobs=scored,
+            top_logprobs=self.top_logprobs,
+        )
 
 
 def _messages(body: ResponsesRequest) -> list[Fields]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -17,7 +16,7 @@ from stridelm.server.errors import bad_request
 from stridelm.server.generation import Generation
 from stridelm.server.large import LargeBodies, prompts_read
 from stridelm.server.openai.shared import check_model
-from stridelm.server.replies import EventStream, PartsReply, event, listed, to_json, while_connected
+from stridelm.server.replies import Answer, event, listed, send, to_json, while_connected
 from stridelm.server.service import Service
 from stridelm.server.sglang.pace import Pace
 from stridelm.server.sglang.response import Mark, SampleResponse, Task
@@ -42,7 +41,6 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     check_model(service, body.model)
     tasks = await _tasks(body, request)
     many = body.is_list or len(tasks) * tasks[0].params.n > 1
-    engine_client = service.engine_client
     call = Call.of(body.rid, len(tasks), tasks[0].params.n, many)
     caller = caller_of(request)
     rids_of(request.app).take(call, caller.tenant)
@@ -52,18 +50,15 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     except BaseException:
         call.end()
         raise
-    call.start(engine_client, generation)
+    call.start(service.engine_client, generation)
     request.state.generation = generation
     each = [task for task in tasks for _ in range(task.params.n)]
     speech = service.tokenizer, service.ready.hidden_size
     samples = [SampleResponse(rid, task, generation.began, *speech) for rid, task in zip(call.rids, each, strict=True)]
-    answer, close = _Answer(service, samples, many), partial(engine_client.abandon, generation)
-    if body.stream:
-        return EventStream(generation, answer, close)
-    return PartsReply(await while_connected(request, answer.whole(generation), close))
+    return await send(request, generation, _Answer(service, samples, many), body.stream)
 
 
-class _Answer:
+class _Answer(Answer):
     keeps = True
 
     def __init__(self, service: Service, samples: list[SampleResponse], many: bool) -> None:
@@ -76,8 +71,7 @@ class _Answer:
         """Samples with output that no event has had yet."""
 
     async def whole(self, generation: Generation) -> list[bytes]:
-        """The answer to a request that is not streamed, as parts of JSON: an object, or a list of them. Raises ApiError
-        if the engine dies."""
+        """An object, or a list of them."""
         await generation.read_by(_Keeper(self._samples))
         answers = []
         async with self._turns(generation.tenant) as turn:
@@ -87,11 +81,6 @@ class _Answer:
                 answers.append(to_json(sample.answer()))
                 await turn.breathe()
         return listed(answers) if self._many else answers
-
-    # replies.Streamed
-
-    def opening(self) -> bytes:
-        return b""
 
     def events(self, arrived: Sequence[tuple[int, Chunk]]) -> bytes | None:
         """Each event has all of its sample so far, or only what is new."""
@@ -104,9 +93,6 @@ class _Answer:
         self._grown.clear()
         due = grown if self._marks else [i for i in grown if self._pace.due(i, self._samples[i])]
         return b"".join([self._event(index) for index in due])
-
-    def closing(self) -> bytes:
-        return b""
 
     def _event(self, index: int) -> bytes:
         answer = self._samples[index].answer(self._marks[index] if self._marks else None)

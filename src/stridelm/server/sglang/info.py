@@ -29,27 +29,12 @@ POLL_S = 0.02
 PRIVATE = ("api_key", "operator_key", "chat_template", "served_model_name", "model", "drafter_model")
 """Options that are secret, contain a path on the server, or are reported under another name."""
 
+SINGLE = {**dict.fromkeys(("dp_size", "tp_size", "pp_size"), 1), "disaggregation_mode": "null", "is_embedding": False}
+"""What one server of one model is to a router."""
 FOR_CLIENTS = (
-    *(
-        "model_id",
-        "model_path",
-        "tokenizer_path",
-        "served_model_name",
-        "drafter",
-        "depth",
-        "acceptance",
-        "context_length",
-    ),
-    *(
-        "max_depth",
-        "max_draft_rows",
-        "block_size",
-        "max_total_tokens",
-        "max_running_requests",
-        "version",
-        "weight_version",
-    ),
-    *("dp_size", "tp_size", "pp_size", "disaggregation_mode", "is_embedding", "internal_states"),
+    *("model_id", "model_path", "tokenizer_path", "served_model_name", "drafter", "depth", "acceptance"),
+    *("context_length", "max_depth", "max_draft_rows", "block_size", "max_total_tokens", "max_running_requests"),
+    *("version", "weight_version", "internal_states", *SINGLE),
 )
 """The fields of /server_info that callers other than operators get."""
 
@@ -108,22 +93,14 @@ async def server_info(request: Request) -> Response:
         "model_id": service.names[0],
         "served_model_name": service.names[0],
         "drafter_model": [Path(path).name for path in engine.drafter_models],
-        "drafter": ready.drafter,
-        "depth": ready.depth,
-        "acceptance": ready.acceptance,
+        **{name: getattr(ready, name) for name in ("drafter", "depth", "acceptance", "device", "dtype")},
         "mask_token_id": ready.mask_ids,
-        "device": ready.device,
-        "dtype": ready.dtype,
         "context_length": ready.context,
         "max_running_requests": engine.max_num_seqs,
         "max_prefill_tokens": engine.max_num_batched_tokens,
         "block_size": ready.page_size,
         "max_total_tokens": ready.pages * ready.page_size,
-        "dp_size": 1,
-        "tp_size": 1,
-        "pp_size": 1,
-        "disaggregation_mode": "null",
-        "is_embedding": False,
+        **SINGLE,
         "weight_version": "default",
         "version": __version__,
         "internal_states": [_state(service)],

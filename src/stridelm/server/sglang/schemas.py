@@ -3,10 +3,9 @@ not are accepted only if unset, because clients send their defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from stridelm.params import (
     MAX_LOGIT_BIASES,
@@ -17,7 +16,7 @@ from stridelm.params import (
     SamplingParams,
 )
 from stridelm.server.errors import bad_request
-from stridelm.server.openai.schemas import Conversation, StopText
+from stridelm.server.openai.schemas import Conversation, StopText, biases_by_id
 from stridelm.server.validation import Body
 from stridelm.text.generation_config import GenerationDefaults
 
@@ -68,8 +67,6 @@ Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 class NativeSampling(Body):
     """SGLang's sampling_params. null selects the default, except for max_new_tokens, where only the checkpoint's own
     limit applies."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     max_new_tokens: int | None = Field(128, ge=0)
     min_new_tokens: int | None = Field(None, ge=0)
@@ -129,7 +126,7 @@ class NativeSampling(Body):
             )
         given = {ours or name: value for name, ours in RENAMED.items() if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
-            given["logit_bias"] = _by_id(self.logit_bias)
+            given["logit_bias"] = biases_by_id(self.logit_bias)
         # The step that scores a prompt also draws a token.
         given["max_tokens"] = 1 if self.scores_only else self.max_new_tokens
         try:
@@ -146,8 +143,6 @@ OneOrEach = Annotated[
 
 
 class GenerateRequest(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     model: Word | None = None
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)] | None = None
     input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)] | None = None
@@ -209,8 +204,6 @@ class GenerateRequest(Body):
 
 
 class AbortRequest(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     rid: Annotated[str, Field(max_length=256)] | None = None
     """The rid sent to /generate, or the id in its answers; the rid of a request with several samples means all of
     them."""
@@ -222,8 +215,6 @@ class AbortRequest(Body):
 class TokenizeRequest(Body):
     """As in SGLang and vLLM: one text or several."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     model: Word | None = None
     prompt: Text | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
     add_special_tokens: bool = True
@@ -232,8 +223,6 @@ class TokenizeRequest(Body):
 
 class TokenizeConversation(Conversation):
     """As in vLLM: a conversation instead of texts."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Word | None = None
     return_token_strs: bool | None = None
@@ -246,8 +235,6 @@ Tokenize = Annotated[
 
 
 class DetokenizeRequest(Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     model: Word | None = None
     tokens: (
         Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
@@ -257,10 +244,3 @@ class DetokenizeRequest(Body):
         ]
     )
     skip_special_tokens: bool | None = None
-
-
-def _by_id(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError as error:
-        raise bad_request("logit_bias: keys are token ids, whole numbers", "logit_bias") from error

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stridelm.server.callers import caller_of
 from stridelm.server.errors import bad_request
-from stridelm.server.large import LargeBodies, reply_read
+from stridelm.server.large import LargeBodies, answered
 from stridelm.server.openai.conversation import conversation_text
 from stridelm.server.openai.shared import check_model
 from stridelm.server.prompts import PromptReader
-from stridelm.server.replies import raw_json_reply, to_json, while_connected
-from stridelm.server.service import Service
 from stridelm.server.sglang.schemas import DetokenizeRequest, Tokenize, TokenizeConversation, TokenizeRequest
 
 router = APIRouter(route_class=LargeBodies)
@@ -25,7 +21,8 @@ router = APIRouter(route_class=LargeBodies)
 @router.post("/v1/tokenize", response_model=None)
 async def tokenize(body: Tokenize, request: Request) -> Response:
     """The token ids of a text, of several, or of a conversation rendered by the chat template."""
-    return await _answer(request, body, told_tokens)
+    check_model(request.app.state.service, body.model)
+    return await answered(request, body, told_tokens)
 
 
 @router.post("/detokenize", response_model=None)
@@ -33,17 +30,8 @@ async def tokenize(body: Tokenize, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, under SGLang's name (`text`) and vLLM's (`prompt`). If the request leaves
     skip_special_tokens out, `text` has no special tokens and `prompt` has them."""
-    return await _answer(request, body, told_texts)
-
-
-async def _answer(request: Request, body: Any, answer: Any) -> Response:
-    service: Service = request.app.state.service
-    check_model(service, body.model)
-    reply = reply_read(request)
-    if reply is None:
-        work = partial(answer, body, service.reader)
-        reply = await while_connected(request, service.beside(caller_of(request), lambda _: to_json(work())))
-    return raw_json_reply(reply)
+    check_model(request.app.state.service, body.model)
+    return await answered(request, body, told_texts)
 
 
 def told_tokens(body: TokenizeRequest | TokenizeConversation, reader: PromptReader) -> dict[str, Any]:

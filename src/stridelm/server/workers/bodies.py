@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from stridelm.server.agents import AgentRequest
 from stridelm.server.anthropic.route import counted
 from stridelm.server.anthropic.schemas import CountRequest, MessagesRequest
-from stridelm.server.anthropic.schemas import as_chat as message_as_chat
 from stridelm.server.body import parsed
 from stridelm.server.errors import ApiError, bad_request
 from stridelm.server.openai.completions import asked_prompts
@@ -26,7 +26,6 @@ from stridelm.server.openai.schemas import ChatRequest, CompletionRequest
 from stridelm.server.prompts import PromptReader
 from stridelm.server.replies import to_json
 from stridelm.server.responses.schemas import ResponsesRequest
-from stridelm.server.responses.schemas import as_chat as response_as_chat
 from stridelm.server.sglang.generate import asked_prompts as native_prompts
 from stridelm.server.sglang.schemas import (
     AbortRequest,
@@ -50,7 +49,6 @@ MAX_REPLY = 16 << 20
 """Maximum bytes of an answer that a worker makes."""
 CONVERSATION: dict[str, Any] = {"messages": [{"role": "user"}], "chat_template_kwargs": None}
 """Stubs of a conversation."""
-MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": ""}], "system": None, "chat_template_kwargs": None}
 
 
 def prepare(opening: bytes) -> Work:
@@ -119,18 +117,13 @@ def _chat(body: ChatRequest, reader: PromptReader) -> tuple[dict[str, Any], Read
     return {**CONVERSATION, "tools": _undescribed(body.tools)}, _packed(ids)
 
 
-def _response(body: ResponsesRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
-    _, result = _chat(response_as_chat(body), reader)
-    return {"input": "", "instructions": None, "tools": _bare(body.tools)}, result
-
-
-def _message(body: MessagesRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
-    _, result = _chat(message_as_chat(body), reader)
-    return {**MESSAGES, "tools": _bare(body.tools)}, result
+def _agent(body: AgentRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
+    _, result = _chat(body.as_chat(), reader)
+    return {**body.stubs, "chat_template_kwargs": None, "tools": _undescribed(body.tools)}, result
 
 
 def _count(body: CountRequest, reader: PromptReader) -> tuple[dict[str, Any], Read]:
-    return {**MESSAGES, "tools": None}, Read(reply=to_json(counted(body, reader)))
+    return {**body.stubs, "chat_template_kwargs": None, "tools": None}, Read(reply=to_json(counted(body, reader)))
 
 
 def _tokenize(body: TokenizeRequest | TokenizeConversation, reader: PromptReader) -> tuple[dict[str, Any], Read]:
@@ -147,16 +140,13 @@ def _as_it_is(_: Any, __: PromptReader) -> tuple[dict[str, Any], Read]:
 
 
 def _undescribed(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools without what only the model reads: calls are found by the rest."""
-    if tools is None:
-        return None
-    functions = [{key: one for key, one in tool["function"].items() if key != "description"} for tool in tools]
-    return [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
+    """Tools, which are functions or have them, without what only the model reads: calls are found by the rest."""
 
+    def rest(tool: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: one for key, one in tool.items() if key != "description"}
+        return {key: rest(one) if key == "function" and isinstance(one, dict) else one for key, one in kept.items()}
 
-def _bare(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The same of tools that are functions themselves."""
-    return [{key: one for key, one in tool.items() if key != "description"} for tool in tools or ()]
+    return None if tools is None else [rest(tool) for tool in tools]
 
 
 def _stub(prompt: Any) -> Any:
@@ -176,8 +166,8 @@ Reading = Callable[[Any, PromptReader], tuple[dict[str, Any], Read]]
 FORMS: dict[str, tuple[TypeAdapter[Any], Reading]] = {
     **dict.fromkeys(("/v1/completions", "/v1/completions/render"), (TypeAdapter(CompletionRequest), _completions)),
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render"), (TypeAdapter(ChatRequest), _chat)),
-    "/v1/responses": (TypeAdapter(ResponsesRequest), _response),
-    **dict.fromkeys(("/v1/messages", "/v1/messages/render"), (TypeAdapter(MessagesRequest), _message)),
+    "/v1/responses": (TypeAdapter(ResponsesRequest), _agent),
+    **dict.fromkeys(("/v1/messages", "/v1/messages/render"), (TypeAdapter(MessagesRequest), _agent)),
     "/v1/messages/count_tokens": (TypeAdapter(CountRequest), _count),
     "/generate": (TypeAdapter(GenerateRequest), _generate),
     "/abort_request": (TypeAdapter(AbortRequest), _as_it_is),
