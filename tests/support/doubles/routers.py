@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,13 @@ def _serves(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody listens on, and that no connection is given: until a server listens on one, seconds pass."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+    return found
 
 
 def served_by(workers: Sequence[Served], name: str) -> int:
