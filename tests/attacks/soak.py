@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import re
 import tempfile
 import threading
 import time
@@ -77,7 +78,7 @@ class Honest:
                         self.first_s.append(time.monotonic() - began)
                     said += event.choices[0].text
         except (openai.RateLimitError, openai.APIConnectionError) as error:
-            self.turned_away.append(f"turned away: {type(error).__name__}: {error}")
+            self.turned_away.append(f"turned away: {type(error).__name__}: {error} ({error.__cause__!r})")
             if said and not self.expected[prompt].startswith(said):
                 self.wrong.append(f"{said!r} before {error}")
             time.sleep(0.2)
@@ -186,7 +187,7 @@ def main() -> int:
         figures, after = settle(served, 30), memory(served)
         with served.http(headers={"authorization": "Bearer operator"}) as client:
             held = client.get("/get_load").json()[0]["num_reqs"]
-        log = served.log.stat().st_size
+        log = served.log.read_text(encoding="utf-8", errors="replace")
         restarts = gauges(served)["stride_engine_restarts_total"]
         ended = served.stop()
     report = {
@@ -203,7 +204,8 @@ def main() -> int:
         "samples held": held,
         "kv usage": figures["stride_kv_usage_ratio"],
         "engine restarts": restarts,
-        "log bytes": log,
+        "log bytes": len(log),
+        "closed or refused": dict(Counter(re.findall(r"limits: ((?:closed|refused) [a-z ]+)", log))),
         "exit": ended,
     }
     print(json.dumps(report, indent=1))

@@ -154,7 +154,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body = self.transport.unread = False
         self._head_bytes, self._head_since = 0, None
-        self.guard.unwait(self)
+        if self._known:
+            self.guard.unwait(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -208,10 +209,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _admit(self, tenant: str) -> bool:
-        """Note whose request has arrived. Returns whether the connection may stay."""
-        waited = self.guard.unwait(self)
+        """Note whose request has arrived. Returns whether the connection may stay. Until then it counts as waiting:
+        many of one address may have sent whole requests before any of them is looked at, and keep another's out."""
+        self.guard.unwait(self)
         self.tenant = tenant
-        if waited:
+        if self._in_body:
             self.guard.wait(self)
         known, self._known = self._known, True
         return known or self.guard.admits(self, self.connections)  # type: ignore[arg-type]
