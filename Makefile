@@ -1,7 +1,9 @@
 # From a fresh clone, with Python and make: `make demo`. Each target makes .venv on first use.
 #
 #   make demo    complete a Python file with the built-in model, and print how fast it went
-#   make test    the tests that need no GPU
+#   make test    the tests that need no GPU, in a few minutes: fewer cases, and no long ones
+#   make test-all  all of them
+#   make test-rest  those that make test leaves out
 #   make test-processors  those that compare a kernel's bits, as numpy computes on other processors
 #   make fuzz    random cases against an oracle, until something is found: ARGS='--cases 500', tests/fuzz/README.md
 #   make check   lint, format, types
@@ -20,7 +22,7 @@
 #           tests, which share models and reference outputs, until it has none left and takes another's
 # CORES     what test-processors has OpenBLAS take the processor for, one process for each
 # REPO_URL  address of the repository, for links from the documentation site to its files
-# ARGS      passed to the command behind demo, test, fuzz, docs and bench
+# ARGS      passed to the command behind demo, test, test-all, test-rest, fuzz, docs and bench
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -36,19 +38,23 @@ USE      := $(VENV)/.installed
 DEVELOP  := $(VENV)/.installed-$(EXTRAS)
 SITE     := $(VENV)/.installed-site
 
-.PHONY: demo test test-processors fuzz check docs audit format bench setup install clean
+PYTEST   := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q
+
+.PHONY: demo test test-all test-rest test-processors fuzz check docs audit format bench setup install clean
 .DEFAULT_GOAL := demo
 
 demo: $(USE)
 	$(BIN)/stride generate --prompt-file examples/prompt.txt --max-tokens 120 --temperature 0 --drafter auto $(ARGS)
 
-test: $(DEVELOP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+test: WHICH := --quick
+test-rest: WHICH := --rest
+test test-all test-rest: $(DEVELOP)
+	$(PYTEST) -n $(JOBS) --dist worksteal $(WHICH) $(ARGS)
 
 # The interpreter computes with numpy, whose OpenBLAS adds in another order on each of these; on AMD's Zen it takes
 # Haswell's code. A process for each collects the tests once; a failure's report has its name.
 test-processors: $(DEVELOP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q --dist each \
+	$(PYTEST) --dist each \
 	  $(foreach core,$(CORES),--tx popen//id=$(core)//env:OPENBLAS_CORETYPE=$(core)) \
 	  -m interpreted -k "interpreter or invarian or bit" tests/unit/kernels
 

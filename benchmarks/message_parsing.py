@@ -1,10 +1,12 @@
 """What it costs a server to find reasoning and tool calls in chat streams: the same load with and without, by turns.
 
     python benchmarks/message_parsing.py --streams 64 --rounds 3
+    python benchmarks/message_parsing.py --shape llama-3.1-8b --tokens 400  # on a GPU
 
-A server of the built-in model, or of --model; each stream gets --tokens tokens at temperature 1. Reported for each:
-tokens per second, and processor time of the HTTP process per thousand tokens, as medians over the rounds. `plain`
-leaves everything in the content, `reasoning` looks for that, `tools` also for calls. The last line is JSON.
+A server of the built-in model, of --model, or of a --shape with random weights; each stream gets --tokens tokens at
+temperature 1. Reported for each: tokens per second, and processor time of the HTTP process per thousand tokens, as
+medians over the rounds. `plain` leaves everything in the content, `reasoning` looks for that, `tools` also for calls.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 from http_servers import started
+from load_model import write_model
+from model_shapes import SHAPES
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}{{ tools }}<tool_call> arguments <think>\n"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -44,6 +48,7 @@ async def load(url: str, streams: int, body: dict[str, Any]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
+    parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -53,7 +58,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         template = Path(directory) / "chat.jinja"
         template.write_text(TEMPLATE, encoding="utf-8")
-        command = [sys.executable, "-m", "stridelm.cli.main", "serve", *([args.model] if args.model else [])]
+        command = [sys.executable, "-m", "stridelm.cli.main", "serve"]
+        if args.shape:
+            layers = SHAPES[args.shape].config["num_hidden_layers"]
+            options = write_model(Path(directory), ["plain"], layers, SHAPES[args.shape])
+            command += [options.pop("model"), "--drafter", "none", "--max-model-len", "8192"]
+            command += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+        elif args.model:
+            command.append(args.model)
         command += ["--chat-template", str(template), "--no-access-log", "--max-num-seqs", str(args.streams)]
         command += ["--api-server-count", "1"]
         with started("stride", command, Path(directory) / "log") as server:

@@ -17,6 +17,8 @@ from support.checkpoints.speaking import write_speaking
 from support.doubles import interpreter
 from support.doubles.processes import default_signals
 
+pytest_plugins = ["support.quick"]
+
 settings.register_profile("stride", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stride")
 torch.set_num_threads(1)  # the models are tiny, and the test processes share the cores

@@ -34,7 +34,8 @@ def _trees() -> Iterator[None]:
 
 @pytest.mark.parametrize(("model", "form"), CASES)
 def test_identity(checkpoint: Callable[..., Path], tmp_path: Path, model: str, form: str) -> None:
-    """Requests with different drafters in one batch, and after preemptions, emit what they emit alone."""
+    """Requests with different drafters in one batch emit what they emit alone, and so they do after preemptions, which
+    know nothing of the form."""
     temperature = random.Random(f"{model} {form}").choice(TEMPERATURES)
     path, options = checkpoint(model, **MODELS[model]), {}
     if form == "while loading":
@@ -43,4 +44,5 @@ def test_identity(checkpoint: Callable[..., Path], tmp_path: Path, model: str, f
         path = write_fp8(tmp_path / "stored", path, form)
     stand = Stand(path, "bfloat16" if temperature else "float32", options=options)
     check_identity(stand, mixed_jobs(stand, 8, temperature, ["nothing"], seed=3), max_num_batched_tokens=33)
-    check_crowd(stand, temperature, ["nothing"])
+    if form == "block":
+        check_crowd(stand, temperature, ["nothing"])
