@@ -138,7 +138,8 @@ def catches(fault: Fault, options: list[str], jobs: int) -> str | None:
     """The first test that fails with the fault; None if all pass."""
     with tempfile.TemporaryDirectory() as directory:
         source = planted(fault, Path(directory))
-        env = {**os.environ, "PYTHONPATH": str(source), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CI": "true"}
+        path = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CI": "true"}
         for places in ([f"tests/{fault.first}"], ["tests"]):
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(jobs), "-p", "no:cacheprovider", *options]
             ran = subprocess.run([*command, *places], cwd=ROOT, env=env, capture_output=True, text=True)
