@@ -243,10 +243,11 @@ def test_what_routers_read_with_a_key(tmp_path_factory: pytest.TempPathFactory) 
             body = {"prompt": PROMPT, "max_tokens": 480, "ignore_eos": True, "stream": True, "speculation": "off"}
             with client.stream("POST", "/v1/completions", json=body) as stream:
                 next(stream.iter_lines())
-                served.process.terminate()
-                until("it drains", lambda: client.get("/health").status_code == 503, 10)
-                refused = client.post("/v1/completions", json={**body, "prompt": "x"})
-                health = [client.get("/ping"), client.head("/health")]
+                with served.standing_still():  # or the stream could end, and the server, before it was asked all this
+                    served.process.terminate()
+                    until("it drains", lambda: client.get("/health").status_code == 503, 10)
+                    refused = client.post("/v1/completions", json={**body, "prompt": "x"})
+                    health = [client.get("/ping"), client.head("/health")]
         for answer in (refused, *health):
             assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
         assert refused.headers["content-type"] == "application/json"
