@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SEQS_PER_PROCESS, CORES_PER_PROCESS, MAX_CHOSEN = 64, 4, 8
 """How many front-end processes are chosen: no more than the requests that may run, and the cores, have work and room
-for (docs/decisions/0026-front-end-processes.md)."""
+for (docs/decisions/0011-server.md)."""
 
 FLAGS = (
     *("protect_metrics", "enable_return_hidden_states", "enable_synthetic_acceptance"),
