@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "stridelm"
 
 
 @dataclass(frozen=True)
@@ -123,31 +122,43 @@ FAULTS = (
 )
 
 
-def planted(fault: Fault, directory: Path) -> Path:
-    """A copy of `src` with the fault. Raises ValueError if its line is not there, or not once."""
-    copy = directory / "src" / "stridelm"
-    shutil.copytree(PACKAGE, copy, symlinks=True)
-    text = (copy / fault.file).read_text(encoding="utf-8")
+def plant(fault: Fault, root: Path) -> str:
+    """The file's text before. Raises ValueError if the line is not there, or not once."""
+    file = root / "src" / "stridelm" / fault.file
+    text = file.read_text(encoding="utf-8")
     if text.count(fault.line) != 1:
         raise ValueError(f"{fault.name}: {fault.file} has {text.count(fault.line)} times {fault.line!r}; mend the list")
-    (copy / fault.file).write_text(text.replace(fault.line, fault.instead), encoding="utf-8")
-    return copy.parent
+    file.write_text(text.replace(fault.line, fault.instead), encoding="utf-8")
+    return text
+
+
+def first_failure(root: Path, jobs: int, words: list[str]) -> str | None:
+    """The first test that fails in a copy of the project; None if none does."""
+    path = os.pathsep.join(filter(None, (str(root / "src"), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CI": "true"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(jobs), "-p", "no:cacheprovider", *words]
+    ran = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if not failed and ran.returncode not in (0, 5):
+        raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    return failed[0].split(" - ")[0].split(" ", 1)[1] if failed else None
 
 
 def catches(fault: Fault, options: list[str], jobs: int) -> str | None:
-    """The first test that fails with the fault; None if all pass."""
+    """The first test that fails with the fault and not without; None if there is none."""
     with tempfile.TemporaryDirectory() as directory:
-        source = planted(fault, Path(directory))
-        path = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CI": "true"}
-        for places in ([f"tests/{fault.first}"], ["tests"]):
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(jobs), "-p", "no:cacheprovider", *options]
-            ran = subprocess.run([*command, *places], cwd=ROOT, env=env, capture_output=True, text=True)
-            failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            if failed:
-                return failed[0].split(" - ")[0].split(" ", 1)[1]
-            if ran.returncode not in (0, 5):
-                raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+        root = Path(directory) / "project"
+        shutil.copytree(
+            ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "build", "__pycache__")
+        )
+        text, others = plant(fault, root), list[str]()
+        for place in (f"tests/{fault.first}", "tests"):
+            while failed := first_failure(root, jobs, [*options, *others, place]):
+                (root / "src" / "stridelm" / fault.file).write_text(text, encoding="utf-8")
+                if first_failure(root, 0, [failed]) is None:
+                    return failed
+                others.append(f"--deselect={failed}")
+                plant(fault, root)
     return None
 
 
