@@ -115,6 +115,7 @@ def rate(steps: list[tuple[int, str, int, int]]) -> float:
 
 def test_sources_are_counted(llm: LLM, copied: list[int]) -> None:
     """A request's metrics say what came of each source, and both together are all of its drafts."""
+    llm.engine.forget()  # which of them earlier requests were drafted by
     [output] = llm.generate([copied], replace(GREEDY, speculation="hybrid"))
     metrics = output.metrics
     assert metrics is not None and metrics.by_source.keys() == {"lookup", "mtp"}
