@@ -148,9 +148,8 @@ def catches(fault: Fault, options: list[str], jobs: int) -> str | None:
     """The first test that fails with the fault and not without; None if there is none."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "project"
-        shutil.copytree(
-            ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "build", "__pycache__")
-        )
+        # With what lies compiled beside its source: to compile it anew would take most of the time.
+        shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git", "build"))
         text, others = plant(fault, root), list[str]()
         for place in (f"tests/{fault.first}", "tests"):
             while failed := first_failure(root, jobs, [*options, *others, place]):

@@ -48,7 +48,7 @@ class Durations:
                 seconds = float(one.attrib["value"])
                 taken -= seconds
                 self.fixtures[one.attrib["name"]] = max(seconds, self.fixtures.get(one.attrib["name"], 0.0))
-            self.cases[name] = min(max(0.0, taken), self.cases.get(name, taken))
+            self.cases[name] = max(0.0, min(taken, self.cases.get(name, taken)))
 
 
 @dataclass

@@ -39,7 +39,7 @@ class ToolFormat:
     end: str = ""
     """What follows it then."""
     closing: str = ""
-    """What ends the body. Empty if it lasts to the next opening or the end of the message."""
+    """The literal that ends the body; empty if the next opening or the end of the message does."""
     section: tuple[str, str] = ("", "")
     """Around all calls of a message."""
     between: str = "\n"

@@ -49,7 +49,7 @@ class MessageParser:
         self._parameters = {one["name"]: one.get("parameters") or {} for one in functions}
         self._template = form.templates[bool(tools), reasoning]
         self._found: list[Part] = []
-        """What is known and was not returned yet."""
+        """Parts that are found and not returned yet."""
         self._ends: deque[float] = deque()
         """Where tokens end that are not counted yet. One without text belongs to the text after it."""
         self._length = 0

@@ -26,7 +26,7 @@ LONG_ID, SHORT_ID = "call_0123456789abcdef", "a1b2c3d4e"
 
 @dataclass(frozen=True)
 class TemplateHabits:
-    """What a template needs, and what it does.
+    """A template's needs and habits.
 
     reads_tools, writes_calls: descriptions of tools, or calls, are in what it writes.
     parts: content must be a list of parts.
@@ -122,7 +122,7 @@ def _habits(tokenizer: Tokenizer, source: str) -> TemplateHabits:
         return [{"type": "text", "text": text}] if parts else text
 
     def writes_call(short_id: bool, text_arguments: bool, null_content: bool) -> bool:
-        """Whether a call is written: its name, its argument as JSON or plain, not as Python or as quoted text."""
+        """The template writes the call's name, and its argument as JSON or plain, not as Python or quoted text."""
         id, value = SHORT_ID if short_id else LONG_ID, {"key": MARK}
         function = {"name": "fn", "arguments": json.dumps(value) if text_arguments else value}
         calls = [{"id": id, "type": "function", "function": function}]

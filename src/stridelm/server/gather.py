@@ -54,7 +54,7 @@ class Gathered:
 
     @property
     def summed(self) -> Chunk:
-        """What is counted of it, as if it had arrived at once."""
+        """The output as one chunk, for counters."""
         steps = [(len(self.token_ids), self.accepted)]
         return Chunk(self.token_ids, steps=steps, finish=self.finish, cached_tokens=self.ended.metrics.cached_tokens)
 

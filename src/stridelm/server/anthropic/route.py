@@ -31,7 +31,7 @@ DELTAS = {
     "content": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""By kind of block: the type of its deltas, and the field of their text."""
+"""Kind of block -> the type of its deltas, and the field of their text."""
 
 
 @router.post(MESSAGES, response_model=None)

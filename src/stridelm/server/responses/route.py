@@ -26,7 +26,7 @@ router = APIRouter(route_class=LargeBodies)
 
 PREFIXES = {"reasoning": "rs", "content": "msg", "call": "fc"}
 TEXTS = {"reasoning": "reasoning_text", "content": "output_text", "call": "function_call_arguments"}
-"""By kind of block: of ids, and of the events that have its text."""
+"""Kind of block -> the prefix of its ids; the name of the events with its text."""
 NULLS = ("error", "incomplete_details", "instructions", "max_tool_calls", "previous_response_id", "usage")
 ALWAYS = {"object": "response", "truncation": "disabled", "background": False, "store": False}
 REPEATED = {
