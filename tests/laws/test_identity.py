@@ -27,7 +27,7 @@ from support.checks.identity import (
     tree_speculations,
     trusting_neighbours,
 )
-from support.doubles.stand import Job, Stand, accepted, all_speculations, cases, depths_of, speculation
+from support.doubles.stand import DEPTHS, Job, Stand, accepted, all_speculations, cases, depths_of, speculation
 from support.doubles.tree_drafter import NAME as TREE
 from support.doubles.tree_drafter import registered
 from support.oracles.models import VARIANTS
@@ -85,7 +85,7 @@ def turn(values: tuple[Any, ...], *of: object) -> Any:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("drafter", "depth"), [*cases(), *((TREE, d) for d in ("one", "default", "deepest"))])
+@pytest.mark.parametrize(("drafter", "depth"), [*cases(), *((TREE, d) for d in DEPTHS)])
 def test_alone(
     stands: Callable[[str, str], Stand],
     engines: Callable[[str, str, int], LLM],
@@ -101,7 +101,7 @@ def test_alone(
         pytest.skip(f"{drafter}: {unable}")
     able = [(model, dtype) for model in MODELS if model not in unable for dtype in DTYPES]
     twice = [*random.Random(drafter).sample(able, len(able)), *able]
-    depths = ("one", "default", "deepest") if drafter == TREE else depths_of(drafter)
+    depths = DEPTHS if drafter == TREE else depths_of(drafter)
     number, count = depths.index(depth) + len(depths) * TEMPERATURES.index(temperature), len(depths) * len(TEMPERATURES)
     for model, dtype in twice[number::count] or able[:1]:
         stand = stands(model, dtype)
